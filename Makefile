@@ -1,0 +1,45 @@
+# Every verb makes its own virtual environment when it is missing, and not again.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+export MUJOCO_GL ?= disable
+
+.PHONY: help reproduce test check bench docs clean
+
+help:
+	@echo "make reproduce   reproduce the paper's experiments (not there yet)"
+	@echo "make test        run all tests"
+	@echo "make check       format, lint, types, documentation build"
+	@echo "make bench       measure speed against peers"
+	@echo "make docs        build the documentation into docs/_build"
+
+# Reinstalled only when the pinned versions or the project's metadata change.
+$(READY): requirements.lock pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements.lock
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
+
+reproduce: $(READY)
+	@echo "The benchmark is not part of the software yet." >&2; exit 1
+
+test: $(READY)
+	$(BIN)/python -m pytest
+
+check: $(READY)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(MAKE) --no-print-directory docs
+
+bench: $(READY)
+	$(BIN)/python -m benchmarks.branching
+
+docs: $(READY)
+	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going docs docs/_build
+	@echo "documentation: docs/_build/index.html"
+
+clean:
+	rm -rf $(VENV) docs/_build

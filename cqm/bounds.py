@@ -1,0 +1,171 @@
+"""Every regret and approximation bound of the paper as a function of its constants.
+
+Each takes the quantities named in its statement (scalars or arrays that broadcast) and returns the
+bound. Where the paper's constant can be improved, both forms are here and the difference is stated.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Literal
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy import optimize, spatial
+
+from cqm.quotient import as_reference
+
+
+def total_mass(discount: float, horizon: int | None) -> float:
+    """m_H = Σ_{k<H} γᵏ, the mass of a successor measure; `horizon=None` is infinite.
+
+    >>> total_mass(0.5, 2), total_mass(0.75, None), total_mass(1.0, 12)
+    (1.5, 4.0, 12.0)
+    """
+    if horizon is not None and (horizon != int(horizon) or horizon < 1):
+        raise ValueError(f"horizon must be a whole number of at least 1, or None; got {horizon}")
+    if not (0 <= discount < 1 or (discount == 1 and horizon is not None)):
+        raise ValueError(
+            "discount must be in [0, 1), or 1 with a finite horizon; "
+            f"got {discount} with horizon {horizon}"
+        )
+    if horizon is None:
+        return 1 / (1 - discount)
+    return float(np.sum(discount ** np.arange(horizon)))
+
+
+def total_variation(reference: ArrayLike, discount: float, horizon: int | None) -> np.ndarray:
+    """2·m_H·(1 − ρ(a)): the most that |K_a| can weigh, `[..., actions]`.
+
+    Sharper than the paper's 2·m_H, because M_a is a share ρ(a) of the measure it is compared with.
+    Attained when every action leads to events that no other action can reach.
+
+    >>> total_variation([0.75, 0.25], 0.5, 2).tolist()
+    [0.75, 2.25]
+    """
+    reference = np.asarray(reference, float)
+    return 2 * total_mass(discount, horizon) * (1 - as_reference(reference, reference[..., None]))
+
+
+def decision_regret(measure_error: ArrayLike) -> np.ndarray:
+    """2ε: regret of the best-looking action when every action's measure is ε-close (thm. regret).
+
+    >>> float(decision_regret(0.25))
+    0.5
+    """
+    return 2 * _not_negative("measure error ε", measure_error)
+
+
+def feature_regret(weight_norm: ArrayLike, effect_error: ArrayLike) -> np.ndarray:
+    """2Wδ: regret for ‖w‖ ≤ W when every effect is δ-close (cor. feature-regret).
+
+    >>> float(feature_regret(2.0, 0.25))
+    1.0
+    """
+    return decision_regret(
+        _not_negative("weight norm W", weight_norm) * _not_negative("effect error δ", effect_error)
+    )
+
+
+def reward_projection_error(
+    reward_error: ArrayLike, discount: float, horizon: int | None
+) -> np.ndarray:
+    """2·m_H·ε_r: error of a centred value when the reward is ε_r from linear (prop. reward-error).
+
+    >>> float(reward_projection_error(0.1, 0.75, None))
+    0.8
+    """
+    return 2 * total_mass(discount, horizon) * _not_negative("reward error ε_r", reward_error)
+
+
+def combined_regret(
+    weight_norm: ArrayLike,
+    effect_error: ArrayLike,
+    reward_error: ArrayLike,
+    discount: float,
+    horizon: int | None,
+    *,
+    form: Literal["tight", "paper"] = "tight",
+) -> np.ndarray:
+    """Regret from estimation and reward projection together (cor. combined-regret).
+
+    The paper's form is 2Wδ + 4·m_H·ε_r. It pays the projection error once for each of the two
+    actions against the reference; but they are compared with each other, and
+    K_a − K_b = M_a − M_b has total variation at most 2·m_H. The tight form is 2Wδ + 2·m_H·ε_r.
+
+    >>> float(combined_regret(1.0, 0.5, 0.1, 0.75, None))
+    1.8
+    >>> float(combined_regret(1.0, 0.5, 0.1, 0.75, None, form="paper"))
+    2.6
+    """
+    if form not in ("tight", "paper"):
+        raise ValueError(f"form must be 'tight' or 'paper'; got {form!r}")
+    projection = reward_projection_error(reward_error, discount, horizon)
+    return feature_regret(weight_norm, effect_error) + (2 if form == "paper" else 1) * projection
+
+
+def prototype_error(lipschitz: ArrayLike, radius: ArrayLike) -> np.ndarray:
+    """L·ε: value lost to an ε-cover of a continuous action set (prop. prototype-error).
+
+    >>> float(prototype_error(3.0, 0.5))
+    1.5
+    """
+    return _not_negative("Lipschitz constant L", lipschitz) * _not_negative("radius ε", radius)
+
+
+def covering_radius(candidates: ArrayLike, low: ArrayLike, high: ArrayLike) -> float:
+    """The smallest ε for which the candidates are an ε-cover of the box, in Euclidean distance.
+
+    Exact. The point of the box that is farthest from all candidates is a vertex of the part of
+    the box nearest to one of them, so the vertices of those parts are enumerated. Their
+    number grows exponentially with the dimension; up to 8 are accepted.
+
+    >>> covering_radius([[-1.0], [0.0], [1.0]], [-1.0], [1.0])
+    0.5
+    """
+    points = np.atleast_2d(np.asarray(candidates, float))
+    low, high = np.atleast_1d(np.asarray(low, float)), np.atleast_1d(np.asarray(high, float))
+    if points.ndim != 2 or not points.shape[1:] == low.shape == high.shape or not points.size:
+        raise ValueError(
+            "candidates must be [candidates, controls] with low and high [controls]; "
+            f"got shapes {points.shape}, {low.shape}, {high.shape}"
+        )
+    if not (np.isfinite(points).all() and np.isfinite([low, high]).all() and np.all(low < high)):
+        raise ValueError("candidates and a box with low < high must be finite")
+    if np.any(points < low) or np.any(points > high):
+        raise ValueError(f"candidates must lie in the box; got {points.tolist()}")
+    points = np.unique(points, axis=0)
+    if low.size > 8:
+        raise ValueError(f"covering_radius takes at most 8 control dimensions; got {low.size}")
+    if low.size == 1:
+        gaps = np.diff(points[:, 0]) / 2
+        return float(max(points[0, 0] - low[0], high[0] - points[-1, 0], *gaps))
+    return max(_farthest_in_cell(points, i, low, high) for i in range(len(points)))
+
+
+def _farthest_in_cell(points: np.ndarray, i: int, low: np.ndarray, high: np.ndarray) -> float:
+    """The largest distance from a candidate to the part of the box where it is the nearest."""
+    if len(points) == 1:
+        corners = np.array(list(itertools.product(*zip(low, high, strict=True))))
+        return float(np.linalg.norm(corners - points[0], axis=1).max())
+    point, others = points[i], np.delete(points, i, axis=0)
+    # Nearer to the point than to another: 2(other − point)·x ≤ |other|² − |point|².
+    normals = np.concatenate([2 * (others - point), np.eye(low.size), -np.eye(low.size)])
+    limits = np.concatenate([(others**2).sum(1) - (point**2).sum(), high, -low])
+    # qhull wants a point strictly inside; the candidate itself may sit on the box's edge.
+    lengths = np.linalg.norm(normals, axis=1)
+    inside = optimize.linprog(
+        np.append(np.zeros(low.size), -1.0),
+        A_ub=np.column_stack([normals, lengths]),
+        b_ub=limits,
+        bounds=[(None, None)] * low.size + [(0, None)],
+    )
+    cell = spatial.HalfspaceIntersection(np.column_stack([normals, -limits]), inside.x[:-1])
+    return float(np.linalg.norm(cell.intersections - point, axis=1).max())
+
+
+def _not_negative(name: str, value: ArrayLike) -> np.ndarray:
+    value = np.asarray(value, float)
+    if not np.all(value >= 0):
+        raise ValueError(f"{name} must not be negative or NaN; got {value}")
+    return value

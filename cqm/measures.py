@@ -1,0 +1,344 @@
+"""Exact signed successor measures of a finite MDP, and what can be asked of them.
+
+A family of measures is an array `[states, actions, events]`: the discounted mass that each event
+receives after each first action. The actions axis is centred by `cqm.quotient.center`, exactly as
+for features, which gives the effect measures of the paper.
+
+Events are next states, or full transitions (state, action, next state). Only transitions that
+can happen are listed, so their number is that of the nonzero transition probabilities.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy import sparse
+from scipy.sparse import linalg as sparse_linalg
+
+from cqm.bounds import total_mass
+from cqm.quotient import Reference, as_reference, center
+
+EventSpace = Literal["next_state", "transition"]
+
+
+class FiniteMDP:
+    """Transition probabilities and a continuation policy over finitely many states and actions.
+
+    Args:
+        transitions: `[states, actions, states]`, or a SciPy sparse matrix `[states · actions,
+            states]` whose row `s · actions + a` is the law of the next state.
+        policy: π, the continuation, `[states, actions]`; uniform by default.
+
+    >>> mdp = FiniteMDP(np.array([[[1.0, 0.0], [0.0, 1.0]], [[0.5, 0.5], [0.0, 1.0]]]))
+    >>> mdp.num_states, mdp.num_actions, len(mdp.events("transition"))
+    (2, 2, 5)
+    """
+
+    def __init__(self, transitions: ArrayLike | sparse.sparray, policy: ArrayLike | None = None):
+        if sparse.issparse(transitions):
+            self.transitions = sparse.csr_array(transitions, dtype=float)
+            rows, self.num_states = self.transitions.shape
+            if self.num_states == 0 or rows % self.num_states:
+                raise ValueError(
+                    "sparse transitions must be [states · actions, states]; "
+                    f"got shape {self.transitions.shape}"
+                )
+            self.num_actions = rows // self.num_states
+        else:
+            dense = np.asarray(transitions, float)
+            if dense.ndim != 3 or dense.shape[0] != dense.shape[2] or not dense.size:
+                raise ValueError(
+                    f"transitions must be [states, actions, states]; got shape {dense.shape}"
+                )
+            self.num_states, self.num_actions = dense.shape[:2]
+            self.transitions = sparse.csr_array(dense.reshape(-1, self.num_states))
+        if self.num_actions < 2:
+            raise ValueError(
+                f"an MDP to compare actions in needs 2 actions; got {self.num_actions}"
+            )
+        self.transitions.sum_duplicates()
+        self.transitions.eliminate_zeros()
+        _check_stochastic("transitions", self.transitions.data, self.transitions.sum(axis=1))
+
+        shape = (self.num_states, self.num_actions)
+        if policy is None:
+            policy = np.full(shape, 1 / self.num_actions)
+        self.policy = np.asarray(policy, float)
+        if self.policy.shape != shape:
+            raise ValueError(f"policy must be [states, actions] = {shape}; got {self.policy.shape}")
+        _check_stochastic("policy", self.policy, self.policy.sum(axis=1))
+
+        by_state = sparse.block_diag(list(self.policy[:, None, :]), format="csr")
+        self.state_transitions = sparse.csr_array(by_state @ self.transitions)  # [states, states]
+
+    def events(self, space: EventSpace = "next_state") -> np.ndarray:
+        """The events in the order of the last axis of a measure.
+
+        Next states as `[events]`, transitions as rows (state, action, next state) `[events, 3]`.
+        """
+        if _checked_space(space) == "next_state":
+            return np.arange(self.num_states)
+        pairs, next_states = self.transitions.nonzero()
+        return np.column_stack([pairs // self.num_actions, pairs % self.num_actions, next_states])
+
+
+def successor_measure(
+    mdp: FiniteMDP,
+    *,
+    discount: float,
+    horizon: int | None = None,
+    space: EventSpace = "next_state",
+    states: ArrayLike | None = None,
+) -> np.ndarray:
+    """M_{s,a}, exactly: `[states, actions, events]` (eq. successor-measure).
+
+    The infinite horizon (`None`) is solved as a linear system. Give `states` to get rows of those
+    only, which keeps the transition space of a large MDP in memory.
+
+    >>> stay_or_go = FiniteMDP(np.array([[[1.0, 0.0], [0.0, 1.0]], [[0.0, 1.0], [0.0, 1.0]]]))
+    >>> successor_measure(stay_or_go, discount=0.5, horizon=2)[0].tolist()
+    [[1.25, 0.25], [0.0, 1.5]]
+    """
+    total_mass(discount, horizon)
+    _checked_space(space)
+    chosen = np.arange(mdp.num_states) if states is None else np.atleast_1d(np.asarray(states))
+    if chosen.ndim != 1 or np.any((chosen < 0) | (chosen >= mdp.num_states)):
+        raise ValueError(f"states must be indices in 0..{mdp.num_states - 1}; got {chosen}")
+    pairs = (chosen[:, None] * mdp.num_actions + np.arange(mdp.num_actions)).ravel()
+    first = mdp.transitions[pairs].toarray()  # [pairs, states], the law of the next state
+    visits = _discounted_visits(mdp, first, discount, horizon)
+    if space == "next_state":
+        measure = first + visits @ mdp.state_transitions
+    else:
+        weights = visits[:, :, None] * mdp.policy
+        weights = weights.reshape(len(pairs), -1)
+        weights[np.arange(len(pairs)), pairs] += 1  # the first action, taken for certain
+        measure = weights[:, mdp.transitions.nonzero()[0]] * mdp.transitions.data
+    return measure.reshape(len(chosen), mdp.num_actions, -1)
+
+
+def _discounted_visits(
+    mdp: FiniteMDP, first: np.ndarray, discount: float, horizon: int | None
+) -> np.ndarray:
+    """Σ_{1≤k<H} γᵏ Pr(S_k), the discounted visits after the first step, `[pairs, states]`."""
+    if horizon is None:
+        system = sparse.eye_array(mdp.num_states) - discount * mdp.state_transitions
+        return sparse_linalg.splu(sparse.csc_array(system.T)).solve(discount * first.T).T
+    visits = np.zeros_like(first)
+    law = first
+    for k in range(1, horizon):
+        visits += discount**k * law
+        law = law @ mdp.state_transitions
+    return visits
+
+
+def effect_measure(measures: np.ndarray, reference: Reference = None) -> np.ndarray:
+    """K_{s,a} = M_{s,a} − Σ_b ρ(b) M_{s,b}: the signed effect of each action (eq. effect-measure).
+
+    >>> effect_measure(np.array([[[1.25, 0.25], [0.0, 1.5]]]))[0].tolist()
+    [[0.625, -0.625], [-0.625, 0.625]]
+    """
+    return center(measures, reference)
+
+
+def reference_measure(measures: np.ndarray, reference: Reference = None) -> np.ndarray:
+    """M̄_s = Σ_b ρ(b) M_{s,b}, `[states, events]` (eq. effect-measure).
+
+    >>> reference_measure(np.array([[[1.25, 0.25], [0.0, 1.5]]])).tolist()
+    [[0.625, 0.875]]
+    """
+    return (as_reference(reference, measures)[..., None] * measures).sum(axis=-2)
+
+
+def jordan_parts(signed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The positive and the negative part of signed measures: events made likelier, and rarer.
+
+    >>> [part.tolist() for part in jordan_parts(np.array([0.5, -0.5]))]
+    [[0.5, 0.0], [0.0, 0.5]]
+    """
+    return np.maximum(signed, 0), np.maximum(-signed, 0)
+
+
+def mass(measures: np.ndarray) -> np.ndarray:
+    """The total mass of each measure: m_H for a successor measure, 0 for an effect measure.
+
+    >>> float(mass(np.array([1.25, 0.25])))
+    1.5
+    """
+    return measures.sum(axis=-1)
+
+
+def total_variation(measures: np.ndarray) -> np.ndarray:
+    """|K|(Z), the mass of the positive and the negative part together.
+
+    >>> float(total_variation(np.array([0.5, -0.5])))
+    1.0
+    """
+    return np.abs(measures).sum(axis=-1)
+
+
+def integrate(measures: np.ndarray, reward: ArrayLike) -> np.ndarray:
+    """∫ r dM for a bounded reward given per event `[events]` (eq. measure-value).
+
+    A successor measure gives the value Q_r, an effect measure the centred value (thm. duality).
+
+    >>> integrate(np.array([[1.25, 0.25], [0.0, 1.5]]), [1.0, 0.0]).tolist()
+    [1.25, 0.0]
+    """
+    reward = np.asarray(reward, float)
+    if reward.shape != measures.shape[-1:] or not np.all(np.isfinite(reward)):
+        raise ValueError(
+            f"reward must be finite, one number an event, [{measures.shape[-1]}]; "
+            f"got shape {reward.shape}"
+        )
+    return measures @ reward
+
+
+def project(measures: np.ndarray, features: ArrayLike) -> np.ndarray:
+    """∫ φ dM for features given per event `[events, d]` (eq. feature-projection).
+
+    >>> project(np.array([[1.25, 0.25], [0.0, 1.5]]), [[1.0, 2.0], [0.0, 1.0]]).tolist()
+    [[1.25, 2.75], [0.0, 1.5]]
+    """
+    features = np.asarray(features, float)
+    if features.ndim != 2 or len(features) != measures.shape[-1] or np.isnan(features).any():
+        raise ValueError(
+            f"features must be [{measures.shape[-1]} events, d] without NaN; "
+            f"got shape {features.shape}"
+        )
+    return measures @ features
+
+
+def density_ratio(measures: np.ndarray, base: np.ndarray) -> np.ndarray:
+    """h = dM_{s,a}/dM̄_s − 1, with `base` M̄ `[states, events]` (eq. density-ratio).
+
+    Raises where a measure puts mass on an event that the base cannot reach. Events that
+    neither reaches have no ratio; they are given 0, which no integral notices.
+
+    >>> density_ratio(np.array([[[1.25, 0.25], [0.0, 1.5]]]), np.array([[0.625, 0.875]])).tolist()
+    [[[1.0, -0.7142857142857143], [-1.0, 0.7142857142857142]]]
+    """
+    if base.shape != (measures.shape[0], measures.shape[2]):
+        raise ValueError(
+            f"base must be [states, events] = {(measures.shape[0], measures.shape[2])}; "
+            f"got shape {base.shape}"
+        )
+    unreachable = (measures > 0) & (base[:, None] <= 0)
+    if unreachable.any():
+        state, action, event = np.argwhere(unreachable)[0]
+        raise ValueError(
+            "measures must be absolutely continuous with respect to the base; "
+            f"state {state}, action {action} puts {measures[state, action, event]:.3g} on event "
+            f"{event}, where the base has none ({unreachable.sum()} such places)"
+        )
+    safe = np.where(base > 0, base, 1)[:, None]
+    return np.where(base[:, None] > 0, measures / safe - 1, 0)
+
+
+def outcome_posterior(measures: np.ndarray, reference: Reference = None) -> np.ndarray:
+    """p(A = a | s, Z = z) when A follows ρ and Z the normalised measure of A, by Bayes' rule.
+
+    Events that cannot happen get ρ itself: they tell nothing.
+
+    >>> outcome_posterior(np.array([[[3.0, 0.0], [1.0, 4.0]]]))[0].tolist()
+    [[0.75, 0.0], [0.25, 1.0]]
+    """
+    weights = as_reference(reference, measures)[..., None]
+    joint = weights * measures
+    evidence = joint.sum(axis=-2, keepdims=True)
+    return np.where(evidence > 0, joint / np.where(evidence > 0, evidence, 1), weights)
+
+
+def ratio_from_posterior(posterior: np.ndarray, reference: Reference = None) -> np.ndarray:
+    """h = p(a | s, z)/ρ(a | s) − 1 (eq. hindsight-ratio); ρ must be what actions were drawn from.
+
+    >>> ratio_from_posterior(np.array([[[0.75, 0.0], [0.25, 1.0]]]))[0].tolist()
+    [[0.5, -1.0], [-0.5, 1.0]]
+    """
+    return posterior / as_reference(reference, posterior)[..., None] - 1
+
+
+@dataclass(frozen=True)
+class EventSample:
+    """Discounted future events of simulated trajectories."""
+
+    events: np.ndarray  # [n], indices into `FiniteMDP.events`
+    delays: np.ndarray  # [n], the step at which each was picked
+
+
+def sample_events(
+    mdp: FiniteMDP,
+    states: ArrayLike,
+    actions: ArrayLike,
+    rng: np.random.Generator,
+    *,
+    discount: float,
+    horizon: int | None = None,
+    space: EventSpace = "next_state",
+) -> EventSample:
+    """Draw one event per (state, first action) from its normalised successor measure.
+
+    By simulation: a delay is drawn with probability proportional to γᵏ, and the trajectory is
+    followed until then. Nothing here uses the exact measures, so that they can be tested with it.
+
+    >>> stay = FiniteMDP(np.array([[[1.0, 0.0], [1.0, 0.0]], [[0.0, 1.0], [0.0, 1.0]]]))
+    >>> sample_events(stay, [0, 1], [0, 0], np.random.default_rng(0), discount=0.9).events.tolist()
+    [0, 1]
+    """
+    normaliser = total_mass(discount, horizon)
+    _checked_space(space)
+    states, actions = np.broadcast_arrays(np.asarray(states), np.asarray(actions))
+    num = states.size
+    if horizon is None:
+        delays = rng.geometric(1 - discount, num) - 1
+    else:
+        delays = rng.choice(horizon, num, p=discount ** np.arange(horizon) / normaliser)
+    # Inverting one increasing sequence draws from every row: row r lives in (r, r + 1].
+    cumulative = _row_cumulative(mdp.transitions)
+    policy_cumulative = np.cumsum(mdp.policy, axis=1)
+    pairs = states * mdp.num_actions + actions
+    events = np.empty(num, dtype=int)
+    remaining = np.arange(num)
+    for k in range(int(delays.max(initial=0)) + 1):
+        entries = _draw_entries(mdp.transitions, cumulative, pairs, rng)
+        done = delays[remaining] == k
+        next_states = mdp.transitions.indices[entries]
+        events[remaining[done]] = next_states[done] if space == "next_state" else entries[done]
+        remaining, next_states = remaining[~done], next_states[~done]
+        uniforms = rng.random(len(remaining))[:, None]
+        next_actions = (uniforms > policy_cumulative[next_states, :-1]).sum(axis=1)
+        pairs = next_states * mdp.num_actions + next_actions
+    return EventSample(events, delays)
+
+
+def _row_cumulative(matrix: sparse.csr_array) -> np.ndarray:
+    """Cumulative sums of a stochastic matrix's entries, each row starting from its own number."""
+    rows = np.repeat(np.arange(matrix.shape[0]), np.diff(matrix.indptr))
+    running = np.cumsum(matrix.data)
+    before = np.concatenate([[0.0], running])[matrix.indptr[:-1]]
+    return rows + (running - before[rows])
+
+
+def _draw_entries(
+    matrix: sparse.csr_array, cumulative: np.ndarray, rows: np.ndarray, rng: np.random.Generator
+) -> np.ndarray:
+    """One stored entry of each given row, drawn with its probability."""
+    entries = np.searchsorted(cumulative, rows + rng.random(len(rows)), side="right")
+    return np.clip(entries, matrix.indptr[rows], matrix.indptr[rows + 1] - 1)
+
+
+def _check_stochastic(name: str, values: np.ndarray, sums: np.ndarray) -> None:
+    if np.isnan(values).any() or np.any(values < 0):
+        raise ValueError(f"{name} must be probabilities, not negative or NaN; got {values.min()}")
+    if np.any(abs(sums - 1) > 1e-9):
+        row = int(abs(sums - 1).argmax())
+        raise ValueError(f"{name} must have rows that sum to 1; row {row} sums to {sums[row]}")
+
+
+def _checked_space(space: str) -> str:
+    if space not in ("next_state", "transition"):
+        raise ValueError(f"event space must be 'next_state' or 'transition'; got {space!r}")
+    return space

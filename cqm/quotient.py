@@ -1,0 +1,422 @@
+"""The quotient: action-indexed futures modulo whatever all actions share.
+
+Everything here acts on arrays `[..., actions, features]`, one row an action; leading axes are
+states, draws or anything else. NumPy arrays are computed in float64; JAX arrays stay JAX, and every
+function can be traced. Under `jit` only shapes can be checked; concrete values are checked in full.
+
+A *reference* ρ is a full-support distribution over the actions: `None` for uniform, `[actions]`
+for a fixed one, `[..., actions]` for one per state.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+Array: TypeAlias = Any  # a NumPy or JAX array
+Reference: TypeAlias = ArrayLike | None
+
+
+def center(outcomes: Array, reference: Reference = None) -> Array:
+    """Effects: outcomes minus their reference-weighted mean over actions (eq. center).
+
+    >>> center([[1.0, 5.0], [3.0, 5.0]]).tolist()
+    [[-1.0, 0.0], [1.0, 0.0]]
+    >>> center([[1.0], [3.0]], reference=[0.75, 0.25]).tolist()
+    [[-0.5], [1.5]]
+    """
+    outcomes = _actions_and_features("outcomes", outcomes)
+    weights = as_reference(reference, outcomes)
+    return outcomes - (weights[..., None] * outcomes).sum(axis=-2, keepdims=True)
+
+
+def recenter(effects: Array, reference: Reference = None) -> Array:
+    """Effects under another reference, without the outcomes (remark on the reference).
+
+    Two references differ by a shift that all actions share, so centring the effects again is all it
+    takes; what they were centred with before does not matter.
+
+    >>> recenter(center([[1.0], [3.0]]), reference=[0.75, 0.25]).tolist()
+    [[-0.5], [1.5]]
+    """
+    return center(effects, reference)
+
+
+def equivalent(f: Array, g: Array, *, tolerance: float = 1e-9) -> Array:
+    """Whether two models differ only by what all actions share, per leading index.
+
+    The tolerance is relative to the larger of the two models at that index.
+
+    >>> bool(equivalent([[1.0], [3.0]], [[11.0], [13.0]]))
+    True
+    """
+    f, g = _actions_and_features("f", f), _actions_and_features("g", g)
+    _same_shape("f", f, "g", g)
+    distance, size_f, size_g = (abs(x).max(axis=(-2, -1)) for x in (center(f - g), f, g))
+    return (distance <= tolerance * size_f) | (distance <= tolerance * size_g)
+
+
+def contrast(effects: Array, *, action: ArrayLike, baseline: ArrayLike) -> Array:
+    """The effect of taking `action` rather than `baseline`, `[..., features]`.
+
+    Both are action indices, or integer arrays that fit the leading axes.
+
+    >>> contrast([[1.0, 5.0], [3.0, 5.0]], action=1, baseline=0).tolist()
+    [2.0, 0.0]
+    """
+    effects = _actions_and_features("effects", effects)
+    xp, last = _namespace(effects, action, baseline), effects.shape[-2] - 1
+
+    def rows(name: str, index: Array) -> Array:
+        concrete = _concrete(index)
+        if concrete is not None and not (
+            np.issubdtype(concrete.dtype, np.integer)
+            and np.all((concrete >= 0) & (concrete <= last))
+        ):
+            raise ValueError(f"{name} must hold action indices in 0..{last}; got {concrete}")
+        index = xp.broadcast_to(xp.asarray(index), effects.shape[:-2])
+        return xp.take_along_axis(effects, index[..., None, None], axis=-2)[..., 0, :]
+
+    return rows("action", action) - rows("baseline", baseline)
+
+
+def inner_product(f: Array, g: Array, reference: Reference = None) -> Array:
+    """⟨F, G⟩ = Σ_a ρ(a) F(a)ᵀG(a), per leading index (thm. projection).
+
+    >>> float(inner_product([[1.0], [3.0]], [[2.0], [4.0]]))
+    7.0
+    """
+    f, g = _actions_and_features("f", f), _actions_and_features("g", g)
+    _same_shape("f", f, "g", g)
+    return (as_reference(reference, f) * (f * g).sum(axis=-1)).sum(axis=-1)
+
+
+def norm(f: Array, reference: Reference = None) -> Array:
+    """The norm of `inner_product`; `center` gives the smallest in its class (thm. projection).
+
+    >>> float(norm([[3.0], [-3.0]]))
+    3.0
+    """
+    return inner_product(f, f, reference) ** 0.5
+
+
+def centered_loss(predicted: Array, outcomes: Array, reference: Reference = None) -> Array:
+    """Mean over states of Σ_a ρ(a) ‖C_ρ predicted − C_ρ outcomes‖² (eq. cqm-loss).
+
+    >>> float(centered_loss([[0.0], [2.0]], [[5.0], [9.0]]))
+    1.0
+    """
+    residuals = center(_residuals(predicted, outcomes), reference)
+    return inner_product(residuals, residuals, reference).mean()
+
+
+def pairwise_loss(predicted: Array, outcomes: Array, reference: Reference = None) -> Array:
+    """Mean over states of ½ Σ_ab ρ(a)ρ(b) ‖predicted differences − outcome differences‖².
+
+    Equal to `centered_loss` for every reference (eq. center-pairwise-identity); it needs no
+    centring, and `edge_loss` is its form for a subset of the pairs.
+
+    >>> float(pairwise_loss([[0.0], [2.0]], [[5.0], [9.0]]))
+    1.0
+    """
+    residuals = _residuals(predicted, outcomes)
+    weights = as_reference(reference, residuals)
+    differences = residuals[..., :, None, :] - residuals[..., None, :, :]
+    pairs = weights[..., :, None] * weights[..., None, :]
+    return (pairs * (differences**2).sum(axis=-1)).sum(axis=(-2, -1)).mean() / 2
+
+
+def effect_rank(effects: Array, *, tolerance: float = 1e-9) -> Array:
+    """The rank of the effects of each state, at most actions − 1 (thm. rank).
+
+    Singular values below `tolerance` times the largest count as zero.
+
+    >>> int(effect_rank([[1.0, 2.0], [-1.0, -2.0]]))
+    1
+    """
+    effects = _actions_and_features("effects", effects)
+    values = _namespace(effects).linalg.svd(effects, compute_uv=False)
+    return (values > tolerance * values[..., :1]).sum(axis=-1)
+
+
+@dataclass(frozen=True)
+class EffectSpectrum:
+    """How the effects of many states spread over feature directions."""
+
+    energies: Array  # [features], mean squared effect along each direction, largest first
+    directions: Array  # [features, features], one orthonormal direction a row
+    pointwise_bound: int  # what the rank of a single state's effects cannot exceed
+
+    def rank(self, *, tolerance: float = 1e-18) -> int:
+        """The dimension of the global span; energies under `tolerance` × the largest are zero."""
+        return int(np.sum(np.asarray(self.energies) > tolerance * float(self.energies[0])))
+
+    def captured(self, rank: int) -> float:
+        """The share of all effect energy that the best decoder of this rank can express."""
+        energies = np.asarray(self.energies)
+        return float(np.sum(energies[:rank]) / np.sum(energies))
+
+
+def effect_spectrum(effects: Array) -> EffectSpectrum:
+    """The spectrum of a pooled set of effects: what a decoder shared by all states must span.
+
+    A single state's effects have rank at most actions − 1, but their subspace may rotate
+    from state to state (remark on pointwise rank): compare `rank()` with `pointwise_bound`.
+
+    >>> rotating = center([[[1.0, 0.0], [-1.0, 0.0]], [[0.0, 1.0], [0.0, -1.0]]])
+    >>> spectrum = effect_spectrum(rotating)
+    >>> spectrum.pointwise_bound, spectrum.rank()
+    (1, 2)
+    """
+    effects = _actions_and_features("effects", effects)
+    xp, pooled = _namespace(effects), effects.reshape(-1, effects.shape[-1])
+    _, values, directions = xp.linalg.svd(pooled, full_matrices=pooled.shape[0] < pooled.shape[1])
+    missing = pooled.shape[1] - len(values)
+    energies = xp.concatenate([values**2, xp.zeros(missing, values.dtype)]) / pooled.shape[0]
+    return EffectSpectrum(energies, directions, pointwise_bound=effects.shape[-2] - 1)
+
+
+@dataclass(frozen=True)
+class ComparisonGraph:
+    """Which pairs of actions are compared; edges are unordered and listed once.
+
+    >>> ComparisonGraph.star(3).edges
+    ((0, 1), (0, 2))
+    """
+
+    num_actions: int
+    edges: tuple[tuple[int, int], ...]
+
+    def __post_init__(self) -> None:
+        if self.num_actions < 2:
+            raise ValueError(f"a comparison needs at least 2 actions; got {self.num_actions}")
+        edges = tuple(sorted({(min(a, b), max(a, b)) for a, b in self.edges}))
+        bad = [e for e in edges if e[0] == e[1] or e[0] < 0 or e[1] >= self.num_actions]
+        if bad:
+            raise ValueError(
+                f"edges must join two different actions in 0..{self.num_actions - 1}; got {bad}"
+            )
+        object.__setattr__(self, "edges", edges)
+
+    @classmethod
+    def complete(cls, num_actions: int) -> ComparisonGraph:
+        """Every pair."""
+        return cls(num_actions, tuple(itertools.combinations(range(num_actions), 2)))
+
+    @classmethod
+    def star(cls, num_actions: int, hub: int = 0) -> ComparisonGraph:
+        """Every action with one hub."""
+        return cls(num_actions, tuple((hub, a) for a in range(num_actions) if a != hub))
+
+    @classmethod
+    def path(cls, num_actions: int) -> ComparisonGraph:
+        """Every action with the next."""
+        return cls(num_actions, tuple(itertools.pairwise(range(num_actions))))
+
+    @classmethod
+    def random(
+        cls, num_actions: int, rng: np.random.Generator, *, extra_edges: int = 0
+    ) -> ComparisonGraph:
+        """A random connected graph: a random tree and some more edges."""
+        order = rng.permutation(num_actions)
+        tree = [(int(order[rng.integers(i)]), int(order[i])) for i in range(1, num_actions)]
+        absent = sorted(
+            set(cls.complete(num_actions).edges) - set(cls(num_actions, tuple(tree)).edges)
+        )
+        chosen = rng.permutation(len(absent))[:extra_edges]
+        return cls(num_actions, (*tree, *(absent[i] for i in chosen)))
+
+    @classmethod
+    def from_families(cls, num_actions: int, arms: ArrayLike) -> ComparisonGraph:
+        """The union of the comparisons that families make, given each one's arms `[n, arms]`.
+
+        A family compares every pair of its own arms. Effects are identified as long as the union
+        connects all actions, provided the arms were chosen independently of the state.
+
+        >>> ComparisonGraph.from_families(3, [[0, 1], [1, 2]]).edges
+        ((0, 1), (1, 2))
+        """
+        arms = np.asarray(arms)
+        if arms.ndim != 2 or arms.shape[1] < 2:
+            raise ValueError(f"arms must be [families, at least 2 arms]; got shape {arms.shape}")
+        subsets = {tuple(row) for row in np.unique(np.sort(arms, axis=1), axis=0).tolist()}
+        return cls(
+            num_actions, tuple(e for arms in subsets for e in itertools.combinations(arms, 2))
+        )
+
+    @classmethod
+    def union(cls, graphs: Sequence[ComparisonGraph]) -> ComparisonGraph:
+        """All comparisons of several graphs over the same actions."""
+        if len({graph.num_actions for graph in graphs}) != 1:
+            raise ValueError(
+                "graphs to unite must exist and share their actions; got numbers of actions "
+                f"{[graph.num_actions for graph in graphs]}"
+            )
+        return cls(graphs[0].num_actions, tuple(e for graph in graphs for e in graph.edges))
+
+    @property
+    def arms(self) -> tuple[int, ...]:
+        """The actions that take part in at least one comparison."""
+        return tuple(sorted({action for edge in self.edges for action in edge}))
+
+    def components(self) -> list[tuple[int, ...]]:
+        """The connected components, each sorted; an action compared with none is alone."""
+        component = list(range(self.num_actions))
+        for a, b in self.edges:
+            old, new = component[b], component[a]
+            component = [new if c == old else c for c in component]
+        groups: dict[int, list[int]] = {}
+        for action, label in enumerate(component):
+            groups.setdefault(label, []).append(action)
+        return sorted(tuple(group) for group in groups.values())
+
+    def check_connected(self, among: Iterable[int] | None = None) -> None:
+        """Raise unless the comparisons join all actions, or all of `among`.
+
+        A single family is checked with `among=graph.arms`; the union over families without.
+
+        >>> ComparisonGraph(4, ((0, 1), (2, 3))).check_connected()  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        ValueError: the comparison graph is not connected: components (0, 1), (2, 3); ...
+        """
+        wanted = set(range(self.num_actions) if among is None else among)
+        parts = [part for part in self.components() if wanted & set(part)]
+        if len(parts) > 1:
+            raise ValueError(
+                f"the comparison graph is not connected: components {', '.join(map(str, parts))}; "
+                "contrasts between components cannot be identified"
+            )
+
+    def differences(self, outcomes: Array) -> Array:
+        """First minus second action of every edge, `[..., edges, features]`."""
+        outcomes = _actions_and_features("outcomes", outcomes)
+        if outcomes.shape[-2] != self.num_actions:
+            raise ValueError(
+                f"the graph compares {self.num_actions} actions; got outcomes of "
+                f"{outcomes.shape[-2]}, shape {outcomes.shape}"
+            )
+        first, second = np.array(self.edges, dtype=int).reshape(-1, 2).T
+        return outcomes[..., first, :] - outcomes[..., second, :]
+
+
+def effects_from_differences(
+    graph: ComparisonGraph, differences: Array, reference: Reference = None
+) -> Array:
+    """Centred effects from the differences along the edges of a connected graph (thm. pairwise).
+
+    Differences `[..., edges, features]` that contradict each other around a cycle are reconciled by
+    least squares.
+
+    >>> graph = ComparisonGraph.path(3)
+    >>> print(effects_from_differences(graph, [[-1.0], [-2.0]]).round(12))
+    [[-1.33333333]
+     [-0.33333333]
+     [ 1.66666667]]
+    """
+    differences = _floats("differences", differences)
+    if differences.ndim < 2 or differences.shape[-2] != len(graph.edges):
+        raise ValueError(
+            f"differences must be [..., {len(graph.edges)} edges, features]; "
+            f"got shape {differences.shape}"
+        )
+    graph.check_connected()
+    incidence = graph.differences(np.eye(graph.num_actions))
+    return center(np.linalg.pinv(incidence).astype(differences.dtype) @ differences, reference)
+
+
+def edge_loss(graph: ComparisonGraph, predicted: Array, outcomes: Array) -> Array:
+    """Mean squared error of the predicted differences along a graph's edges (eq. pairwise-loss).
+
+    On the complete graph of n actions it is 2n/(n − 1) times the uniform `centered_loss`.
+
+    >>> float(edge_loss(ComparisonGraph.complete(2), [[0.0], [2.0]], [[5.0], [9.0]]))
+    4.0
+    """
+    if not graph.edges:
+        raise ValueError("the graph has no edges; a loss needs at least one comparison")
+    residuals = _residuals(predicted, outcomes)
+    return (graph.differences(residuals) ** 2).sum(axis=-1).mean()
+
+
+def as_reference(reference: Reference, outcomes: Array) -> Array:
+    """The reference as an array that broadcasts against `outcomes[..., 0]`, checked."""
+    num_actions = outcomes.shape[-2]
+    if reference is None:
+        return np.full(num_actions, 1.0 / num_actions, dtype=outcomes.dtype)
+    weights = _floats("reference", reference).astype(outcomes.dtype)
+    if weights.shape[-1:] != (num_actions,) or not _broadcasts(weights.shape, outcomes.shape[:-1]):
+        raise ValueError(
+            f"reference must be [{num_actions}] or {list(outcomes.shape[:-1])}; "
+            f"got shape {weights.shape}"
+        )
+    concrete = _concrete(reference)
+    if concrete is not None:
+        if np.any(concrete <= 0):
+            raise ValueError(
+                "reference must have full support, every entry above 0; "
+                f"got a smallest entry of {concrete.min()}"
+            )
+        sums = concrete.sum(axis=-1, dtype=float)
+        if np.any(abs(sums - 1) > 1e-6):
+            worst = sums.flat[abs(sums - 1).argmax()]
+            raise ValueError(f"reference must sum to 1 over the actions; got {worst}")
+    # A reference rounded to float32 sums to one only nearly, and would centre only nearly.
+    return weights / weights.sum(axis=-1, keepdims=True)
+
+
+def _actions_and_features(name: str, values: Array) -> Array:
+    values = _floats(name, values)
+    if values.ndim < 2 or values.shape[-2] < 2:
+        raise ValueError(
+            f"{name} must be [..., at least 2 actions, features]; got shape {values.shape}"
+        )
+    return values
+
+
+def _residuals(predicted: Array, outcomes: Array) -> Array:
+    predicted = _actions_and_features("predicted", predicted)
+    outcomes = _actions_and_features("outcomes", outcomes)
+    _same_shape("predicted", predicted, "outcomes", outcomes)
+    return predicted - outcomes
+
+
+def _same_shape(name_f: str, f: Array, name_g: str, g: Array) -> None:
+    if f.shape != g.shape:
+        raise ValueError(f"{name_f} and {name_g} must have one shape; got {f.shape} and {g.shape}")
+
+
+def _floats(name: str, values: Array) -> Array:
+    """The values as a floating array of their own kind; NaN is refused where it can be seen."""
+    if _namespace(values) is np:
+        values = np.asarray(values, dtype=np.float64)
+    elif values.dtype.kind in "biu":
+        values = values.astype(float)
+    concrete = _concrete(values)
+    if concrete is not None and np.isnan(concrete).any():
+        raise ValueError(f"{name} must not contain NaN; got {np.isnan(concrete).sum()} of them")
+    return values
+
+
+def _namespace(*values: Any) -> Any:
+    """`jax.numpy` where any value is a JAX array or tracer, else NumPy, without importing JAX."""
+    jax = sys.modules.get("jax")
+    return jax.numpy if jax and any(isinstance(x, jax.Array) for x in values) else np
+
+
+def _concrete(values: Any) -> np.ndarray | None:
+    """The values as NumPy, or None where they are traced and cannot be looked at."""
+    jax = sys.modules.get("jax")
+    return None if jax and isinstance(values, jax.core.Tracer) else np.asarray(values)
+
+
+def _broadcasts(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:
+    try:
+        return np.broadcast_shapes(shape, target) == target
+    except ValueError:
+        return False

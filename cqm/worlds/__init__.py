@@ -1,0 +1,1 @@
+"""What can be branched: simulators behind one contract."""
