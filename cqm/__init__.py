@@ -8,6 +8,8 @@ __version__ = "0.1.0"
 # Public names by the module they live in. They load on first use, because the simulators and the
 # compiler behind some of them take seconds to import.
 _PUBLIC = {
+    "branches": ("Branches", "Recipe", "combine"),
+    "collection": ("collect",),
     "quotient": (
         "ComparisonGraph",
         "EffectSpectrum",
@@ -24,6 +26,8 @@ _PUBLIC = {
         "pairwise_loss",
         "recenter",
     ),
+    "simulation": ("Policy",),
+    "worlds": ("World", "check_world", "load_world"),
 }
 _MODULES = ("bounds", "measures", "quotient", "worlds")
 _HOME = {name: module for module, names in _PUBLIC.items() for name in names}

@@ -35,7 +35,7 @@ def total_mass(discount: float, horizon: int | None) -> float:
 
 
 def total_variation(reference: ArrayLike, discount: float, horizon: int | None) -> np.ndarray:
-    """2·m_H·(1 − ρ(a)): the most that |K_a| can weigh, `[..., actions]`.
+    """2·m_H·(1 − ρ(a)): the most that an effect measure can weigh, `[..., actions]`.
 
     Sharper than the paper's 2·m_H, because M_a is a share ρ(a) of the measure it is compared with.
     Attained when every action leads to events that no other action can reach.

@@ -172,7 +172,7 @@ def mass(measures: np.ndarray) -> np.ndarray:
 
 
 def total_variation(measures: np.ndarray) -> np.ndarray:
-    """|K|(Z), the mass of the positive and the negative part together.
+    """The mass of the positive and the negative part together.
 
     >>> float(total_variation(np.array([0.5, -0.5])))
     1.0

@@ -1,1 +1,46 @@
 """What can be branched: simulators behind one contract."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cqm.worlds.base import ContractReport, Rollout, States, Status, World, check_world
+
+__all__ = ["ContractReport", "Rollout", "States", "Status", "World", "check_world", "load_world"]
+
+
+def load_world(
+    name: str, *, nuisance: int | Any = 0, seed: int = 0, candidate_actions: Any = None
+) -> World:
+    """A world by its name: a dm_control suite task or a Gymnasium environment.
+
+    Args:
+        name: `domain-task` as in `reacher-easy`, or a registered Gymnasium id as in `CartPole-v1`.
+        nuisance: The dimension of the paper's nuisance to mix in, 0 for none, or a `Nuisance`.
+        seed: Of the mixing. Candidate actions are fixed for each world whatever the seed.
+        candidate_actions: `[actions, controls]`; the world's own by default.
+
+    >>> load_world("reacher-easy", nuisance=64, seed=7).feature_names[:2]
+    ('mixed_0', 'mixed_1')
+    """
+    from cqm.worlds import suite
+    from cqm.worlds.nuisance import Nuisance, NuisanceWorld
+
+    if name in suite.task_names():
+        world = suite.load_task(name, candidate_actions=candidate_actions)
+    else:
+        import gymnasium
+
+        from cqm.worlds.gym import GymWorld
+
+        if name not in gymnasium.registry:
+            raise ValueError(
+                f"unknown world {name!r}; available: Gymnasium ids such as 'CartPole-v1' and the "
+                f"suite tasks {suite.task_names()}"
+            )
+        world = GymWorld(name, candidate_actions=candidate_actions)
+    if not nuisance:
+        return world
+    if not isinstance(nuisance, Nuisance):
+        nuisance = Nuisance(dimension=nuisance, seed=seed)
+    return NuisanceWorld(world, nuisance)

@@ -12,15 +12,17 @@ from __future__ import annotations
 import abc
 import enum
 import json
+import threading
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, Generic, TypeVar, final
 
 import numpy as np
 
 States = dict[str, np.ndarray]
+T = TypeVar("T")
 
 
 class Status(enum.IntEnum):
@@ -38,7 +40,7 @@ class Rollout:
 
     features: np.ndarray  # [n, horizon, features]; unspecified where the status is not OK
     status: np.ndarray  # [n], of Status
-    states: States  # after the last step
+    states: States  # after the last step; empty where they were not asked for
 
 
 class World(abc.ABC):
@@ -54,6 +56,7 @@ class World(abc.ABC):
     control_high: np.ndarray  # [controls]
     candidate_actions: np.ndarray  # [actions, controls], the finite set that is compared
     cloning: str  # how a state is cloned, in a few words
+    continuous: bool = True  # whether every control between the bounds is allowed
 
     @abc.abstractmethod
     def reset(self, num: int, rng: np.random.Generator) -> States:
@@ -64,13 +67,17 @@ class World(abc.ABC):
         """Observations `[n, observations]` of states, which stay as they are."""
 
     @abc.abstractmethod
-    def rollout(self, states: States, controls: np.ndarray, noise: np.ndarray) -> Rollout:
+    def rollout(
+        self, states: States, controls: np.ndarray, noise: np.ndarray, *, final: bool = True
+    ) -> Rollout:
         """Roll every state forward, open loop; the given states stay as they are.
 
         Args:
             states: `n` states.
             controls: `[n, horizon, controls]`.
             noise: `[n, horizon, ...]` from `sample_noise`.
+            final: Whether the states after the last step are wanted. Branches do not need
+                them, and a simulator may be faster without.
         """
 
     @abc.abstractmethod
@@ -93,6 +100,22 @@ class World(abc.ABC):
     def step(self, states: States, controls: np.ndarray, noise: np.ndarray) -> Rollout:
         """Roll one step forward: controls `[n, controls]`, noise `[n, ...]`."""
         return self.rollout(states, controls[:, None], noise[:, None])
+
+
+class PerThread(Generic[T]):
+    """One object a thread, made on first use; a copy sent to another process starts empty."""
+
+    def __init__(self, make_fn: Callable[[], T]):
+        self._make_fn, self._local = make_fn, threading.local()
+
+    def get(self) -> T:
+        """This thread's object."""
+        if not hasattr(self._local, "value"):
+            self._local.value = self._make_fn()
+        return self._local.value
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return PerThread, (self._make_fn,)
 
 
 def num_states(states: Mapping[str, np.ndarray]) -> int:
@@ -253,7 +276,8 @@ def check_world(world: World, *, num: int = 6, horizon: int = 5, seed: int = 0) 
                 one = world.step(current[i], controls[i : i + 1, t], noise[i : i + 1, t])
                 features[i, t], current[i] = one.features[0, 0], one.states
         problem = _difference("features stepped one by one", original.features, features)
-        return problem and f"{problem}: the state may lack a variable"
+        why = "the state may lack a variable, or rounding depends on batch or horizon"
+        return problem and f"{problem}: {why}"
 
     def storage() -> str:
         kept = {name: np.array(values) for name, values in world.store(states).items()}
@@ -284,11 +308,18 @@ def check_world(world: World, *, num: int = 6, horizon: int = 5, seed: int = 0) 
         ]
         return next(filter(None, problems), "")
 
+    def features_without_states() -> str:
+        bare = world.rollout(states, controls, noise, final=False)
+        return _difference(
+            "features rolled out without final states", original.features, bare.features
+        )
+
     record("runs", runs)
     record("reset follows its generator", seeded_reset)
     record("clone fidelity and shared noise", clone_fidelity)
     record("observing changes nothing", observing_is_passive)
     record("state is complete", complete_state)
+    record("final states may be skipped", features_without_states)
     record("stored states roll out alike", storage)
     record("duplicate arms are identical", duplicate_arms)
     record("batch order does not matter", order_independence)

@@ -1,0 +1,363 @@
+"""Branches: a set of branch families, as a value and as a directory on disk.
+
+What is stored is native: features as the simulator gave them and, for a world with a nuisance, one
+nuisance path a draw. They are mixed when read. `cqm/shards.py` is the form on disk.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cqm import shards as shard_files
+from cqm.quotient import Reference, center
+from cqm.shards import Shard
+from cqm.worlds.nuisance import mix
+
+BLOCK = 256  # states that share one set of random streams; reading mixes in the same unit
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a set of branches is collected; together with the world it determines every byte."""
+
+    states: int = 20_000
+    """Families to collect; those that diverge are dropped and counted."""
+    horizon: int = 12
+    """Steps a branch, the first action included."""
+    discount: float = 0.95
+    """Discount of the outcome."""
+    draws: int = 1
+    """Realisations of noise and continuation a state."""
+    arms: int | tuple[tuple[int, ...], ...] | None = None
+    """Candidate actions a family branches: all, a number that each family draws at random, or
+    subsets of which each family draws one."""
+    warmup: tuple[int, int] = (0, 20)
+    """Least and most random controls applied to an initial state."""
+    continuation: str | tuple[float, ...] = "uniform"
+    """Law of the actions after the first: `uniform`, probabilities, or the name of a policy."""
+    per_step: bool = False
+    """Whether to keep the features of every step, not only the first and the discounted sum."""
+    seed: int = 0
+    """Of all that is random in the collection."""
+
+    def __post_init__(self) -> None:
+        for name in ("states", "horizon", "draws"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1; got {getattr(self, name)}")
+        if not 0 <= self.discount <= 1:
+            raise ValueError(f"discount must be in [0, 1]; got {self.discount}")
+        least, most = self.warmup
+        if not 0 <= least <= most:
+            raise ValueError(
+                f"warmup must be (least, most) with 0 <= least <= most; got {self.warmup}"
+            )
+        if self.seed < 0:
+            raise ValueError(f"seed must not be negative; got {self.seed}")
+
+    @property
+    def discounts(self) -> np.ndarray:
+        """γᵏ for every step, `[horizon]`."""
+        return self.discount ** np.arange(self.horizon)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, as they are in a manifest."""
+        return json.loads(json.dumps(dataclasses.asdict(self)))
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Recipe:
+        """The recipe of a manifest."""
+
+        def as_tuple(value: Any) -> Any:
+            return tuple(as_tuple(v) for v in value) if isinstance(value, list) else value
+
+        return cls(**{name: as_tuple(value) for name, value in values.items()})
+
+
+class Branches:
+    """Branch families: for each state, outcomes of every arm under shared noise and continuation.
+
+    Reading is lazy: an array is read when its property is used, and a slice of the set reads
+    only its own rows.
+    """
+
+    def __init__(
+        self,
+        manifest: Mapping[str, Any],
+        shards: Sequence[Shard],
+        *,
+        mixing: Mapping[str, np.ndarray] | None = None,
+        directory: Path | None = None,
+        parts: Sequence[tuple[Shard, int, int]] | None = None,
+    ):
+        self.manifest, self.directory = manifest, directory
+        self.recipe = Recipe.from_json(manifest["recipe"])
+        self.candidate_actions = np.array(manifest["candidate_actions"])  # [actions, controls]
+        self.feature_names = tuple(manifest["feature_names"])
+        self.observation_names = tuple(manifest["observation_names"])
+        self._shards, self._mixing = list(shards), mixing
+        self._parts = [(s, 0, s.num_families) for s in shards] if parts is None else list(parts)
+
+    @classmethod
+    def open(cls, directory: str | Path) -> Branches:
+        """Open a set on disk; nothing but names and sizes is read yet."""
+        directory = Path(directory)
+        manifest = shard_files.read_manifest(directory)
+        return cls(
+            manifest,
+            shard_files.open_all(directory, manifest),
+            mixing=shard_files.read_mixing(directory, manifest),
+            directory=directory,
+        )
+
+    def __len__(self) -> int:
+        return sum(stop - start for _, start, stop in self._parts)
+
+    def __repr__(self) -> str:
+        recipe = self.recipe
+        return (
+            f"Branches({self.manifest['world']['name']}, {len(self):,} families of "
+            f"{self.num_arms}/{self.num_actions} arms, {recipe.draws} draws, "
+            f"horizon {recipe.horizon}, discount {recipe.discount}, seed {recipe.seed})"
+        )
+
+    def __getitem__(self, rows: slice) -> Branches:
+        if not isinstance(rows, slice) or rows.step not in (None, 1):
+            raise ValueError(f"branches are cut by slices without a step; got {rows!r}")
+        first, last, _ = rows.indices(len(self))
+        parts, offset = [], 0
+        for shard, start, stop in self._parts:
+            begin = max(start, start + first - offset)
+            end = min(stop, start + last - offset)
+            if begin < end:
+                parts.append((shard, begin, end))
+            offset += stop - start
+        return self._with_parts(parts)
+
+    def split(self, test: int | float) -> tuple[Branches, Branches]:
+        """A training and a test set of different states; `test` is a number or a share."""
+        num = round(test * len(self)) if isinstance(test, float) else test
+        if not 0 < num < len(self):
+            raise ValueError(
+                f"test must leave states on both sides of {len(self)}; got {test}, which is {num}"
+            )
+        return self[: len(self) - num], self[len(self) - num :]
+
+    def batches(self, size: int = 16 * BLOCK) -> Iterator[Branches]:
+        """The set in consecutive pieces, for work that must not hold all of it in memory."""
+        for start in range(0, len(self), size):
+            yield self[start : start + size]
+
+    @property
+    def num_actions(self) -> int:
+        """The number of candidate actions."""
+        return len(self.candidate_actions)
+
+    @property
+    def num_arms(self) -> int:
+        """The number of candidate actions that each family branches."""
+        arms = self.recipe.arms
+        if arms is None:
+            return self.num_actions
+        return arms if isinstance(arms, int) else len(arms[0])
+
+    @property
+    def dropped(self) -> dict[str, int]:
+        """Families that were dropped, counted by reason."""
+        return dict(sum((Counter(shard.dropped) for shard in self._shards), Counter()))
+
+    @property
+    def nuisance(self) -> Mapping[str, Any] | None:
+        """The parameters of the world's nuisance, where it has one."""
+        return self.manifest["world"].get("nuisance")
+
+    @property
+    def observations(self) -> np.ndarray:
+        """What a model sees of each state, `[n, observations]`."""
+        return self._mixed(
+            "observations", lambda read: (read("nuisance_start"), read("observation"))
+        )
+
+    @property
+    def outcomes(self) -> np.ndarray:
+        """Discounted feature sums, `[n, draws, arms, features]`."""
+        return self._mixed("features", lambda read: (self._common(read), read("outcome")))
+
+    def effects(self, reference: Reference = None) -> np.ndarray:
+        """Centred outcomes, `[n, draws, actions, features]`.
+
+        Centred before mixing, so that what the branches share never enters the arithmetic.
+        """
+        self._need_all_arms()
+        return self._mixed(
+            "features",
+            lambda read: (
+                _centered_or_zero(self._common(read), reference),
+                center(read("outcome"), reference),
+            ),
+        )
+
+    @property
+    def first_features(self) -> np.ndarray:
+        """Features of the first transition of every branch, `[n, draws, arms, features]`."""
+        return self._mixed("features", lambda read: (read("nuisance")[..., 0, :], read("first")))
+
+    @property
+    def step_features(self) -> np.ndarray:
+        """Features of every step, `[n, draws, arms, horizon, features]`, where they were kept."""
+        self._need_steps()
+        return self._mixed("features", lambda read: (read("nuisance"), read("steps")))
+
+    def step_effects(self, reference: Reference = None) -> np.ndarray:
+        """Undiscounted effects at every step, `[n, draws, horizon, actions, features]`."""
+        self._need_all_arms()
+        self._need_steps()
+        return self._mixed(
+            "features",
+            lambda read: (
+                _centered_or_zero(np.swapaxes(read("nuisance"), 2, 3), reference),
+                center(np.swapaxes(read("steps"), 2, 3), reference),
+            ),
+        )
+
+    @property
+    def arms(self) -> np.ndarray:
+        """The candidate actions that each family branches, `[n, arms]`."""
+        return self.array("arms").astype(np.int64)
+
+    @property
+    def continuation(self) -> np.ndarray:
+        """Candidate actions after the first, `[n, draws, arms or 1, horizon − 1]`."""
+        return self.array("continuation").astype(np.int64)
+
+    @property
+    def index(self) -> np.ndarray:
+        """The number that each state had in its collection, `[n]`."""
+        return self.array("index")
+
+    @property
+    def states(self) -> dict[str, np.ndarray]:
+        """The stored simulator states, for the world's `restore`."""
+        names = self._shards[0].names() if self._shards else []
+        prefix = "state."
+        return {n.removeprefix(prefix): self.array(n) for n in names if n.startswith(prefix)}
+
+    def array(self, name: str) -> np.ndarray:
+        """A stored array as it is, native and unmixed."""
+        return np.concatenate([s.read(name, slice(a, b)) for s, a, b in self._parts])
+
+    def verify(self) -> None:
+        """Check every byte of the set against its checksums."""
+        for shard in self._shards:
+            shard.verify()
+
+    def _with_parts(self, parts: Sequence[tuple[Shard, int, int]]) -> Branches:
+        return Branches(
+            self.manifest,
+            self._shards,
+            mixing=self._mixing,
+            directory=self.directory,
+            parts=parts,
+        )
+
+    def _mixed(
+        self, what: str, arrays_fn: Callable[[Callable], tuple[np.ndarray, np.ndarray]]
+    ) -> np.ndarray:
+        """Nuisance and native parts of every shard, mixed where the world has a nuisance.
+
+        Mixing happens in whole blocks counted from the start of a shard, whatever rows are wanted:
+        the rounding of a matrix product depends on the rows it is given.
+        """
+        results = []
+        for shard, start, stop in self._parts:
+            begin = start - start % BLOCK
+            rows = slice(begin, min(-(-stop // BLOCK) * BLOCK, shard.num_families))
+
+            def read(name: str, shard: Shard = shard, rows: slice = rows) -> np.ndarray:
+                if self.nuisance is None and name.startswith("nuisance"):
+                    return self._no_nuisance(name, rows.stop - rows.start)
+                return shard.read(name, rows)
+
+            nuisance, native = arrays_fn(read)
+            if self._mixing is not None and self.nuisance is not None:
+                scaled = self.nuisance["amplitude"] * nuisance
+                scaled = np.broadcast_to(scaled, (*native.shape[:-1], scaled.shape[-1]))
+                native = mix(scaled, native, self._mixing[what])
+            results.append(native[start - begin : stop - begin])
+        return np.concatenate(results)
+
+    def _no_nuisance(self, name: str, num: int) -> np.ndarray:
+        """A nuisance of dimension zero, in the shape of the real one."""
+        if name == "nuisance_start":
+            return np.empty((num, 0))
+        return np.empty((num, self.recipe.draws, 1, self.recipe.horizon, 0))
+
+    def _common(self, read: Callable[[str], np.ndarray]) -> np.ndarray:
+        """The discounted sum of the nuisance path, `[n, draws, arms or 1, dimension]`."""
+        return discounted(read("nuisance"), self.recipe.discounts)
+
+    def _need_all_arms(self) -> None:
+        if self.num_arms < self.num_actions:
+            raise ValueError(
+                f"each family branches {self.num_arms} of {self.num_actions} actions, so its "
+                "effects cannot be centred alone; use pairwise differences of `outcomes`"
+            )
+
+    def _need_steps(self) -> None:
+        if not self.recipe.per_step:
+            raise ValueError("features of single steps were not kept; collect with per_step=True")
+
+
+def combine(sets: Sequence[Branches]) -> Branches:
+    """One set from several of the same world and recipe, collected with different seeds."""
+    if not sets:
+        raise ValueError("combine needs at least one set of branches; got none")
+    first = sets[0]
+    for other in sets[1:]:
+        changes = shard_files.differences(
+            {**first.manifest, "recipe": _comparable(first)},
+            {**other.manifest, "recipe": _comparable(other)},
+            ignore=("num_shards", "blocks_per_shard"),
+        )
+        if changes:
+            raise ValueError("branches of different kinds cannot be combined:\n" + changes)
+    seen: set[tuple[int, int]] = set()
+    for branches in sets:
+        keys = {(branches.recipe.seed, int(i)) for i in branches.index}
+        if seen & keys:
+            raise ValueError(
+                f"the sets to combine share {len(seen & keys)} states of seed "
+                f"{branches.recipe.seed}; collect them with different seeds"
+            )
+        seen |= keys
+    combined = Branches(
+        first.manifest,
+        [shard for branches in sets for shard in branches._shards],
+        mixing=first._mixing,
+        parts=[part for branches in sets for part in branches._parts],
+    )
+    return combined
+
+
+def discounted(steps: np.ndarray, discounts: np.ndarray) -> np.ndarray:
+    """Σ_k γᵏ steps[..., k, :], one step after the other so that a row's bits are its own."""
+    total = np.zeros((*steps.shape[:-2], steps.shape[-1]))
+    for k, weight in enumerate(discounts):
+        total += weight * steps[..., k, :]
+    return total
+
+
+def _comparable(branches: Branches) -> dict[str, Any]:
+    return {**branches.recipe.to_json(), "seed": None, "states": None}
+
+
+def _centered_or_zero(common: np.ndarray, reference: Reference) -> np.ndarray:
+    """The nuisance's part of the effects: nothing where the branches share one path."""
+    return np.zeros_like(common) if common.shape[-2] <= 1 else center(common, reference)

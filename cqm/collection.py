@@ -1,0 +1,227 @@
+"""Collecting branches: in memory or streamed to disk, on threads or on a cluster.
+
+Work is cut into blocks of 256 states, and blocks into shards. What is stored does not depend on who
+simulates which block: threads, clusters, interruption and resumption do not change a byte.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cqm import shards, storage
+from cqm.branches import BLOCK, Branches, Recipe
+from cqm.progress import Advance, progress
+from cqm.quotient import ComparisonGraph
+from cqm.simulation import Block, Plan, Policy, join, simulate_block
+from cqm.worlds.base import World
+
+_SHARD_BYTES = 32 * 2**20
+
+
+def collect(
+    world: World,
+    *,
+    out: str | Path | None = None,
+    threads: int | None = None,
+    cluster: str | None = None,
+    show_progress: bool | None = None,
+    blocks_per_task: int = 1,
+    **recipe: Any,
+) -> Branches:
+    """Collect branches of a world.
+
+    Args:
+        world: What to branch.
+        out: A directory to stream to, in which an interrupted collection continues; without one
+            the branches stay in memory.
+        threads: How many to simulate on; all cores by default.
+        cluster: The address of a Ray cluster to simulate on instead, or `auto`.
+        show_progress: See `cqm.progress.progress`.
+        blocks_per_task: Blocks of 256 states that a thread takes at a time.
+        **recipe: The fields of `Recipe`: states, horizon, discount, draws, arms, warmup,
+            continuation (also a `Policy`), per_step, seed.
+
+    >>> from cqm.worlds import load_world
+    >>> world = load_world("cartpole-swingup")
+    >>> collect(world, states=4, seed=7)
+    Branches(cartpole-swingup, 4 families of 3/3 arms, 1 draws, horizon 12, discount 0.95, seed 7)
+    """
+    plan = _plan(world, recipe)
+    if cluster is not None and out is None:
+        raise ValueError("collecting on a cluster needs a directory to write to; give out=")
+    if out is None:
+        memory = [
+            shards.MemoryShard(block.arrays, block.dropped)
+            for _, block in _simulate_shards(plan, range(plan.num_shards), threads, blocks_per_task)
+        ]
+        return Branches(plan.manifest(None), memory, mixing=plan.mixing)
+
+    directory = Path(out)
+    digest = _prepare(directory, plan)
+    missing = [i for i in range(plan.num_shards) if not _is_complete(directory, i, digest)]
+    planned = sum(len(plan.block_states(b)) for i in missing for b in plan.blocks(i))
+    with progress(
+        f"collecting {world.name}", planned, unit="states", show=show_progress
+    ) as advance:
+        if cluster is not None:
+            from cqm.cluster import encoded_shards
+
+            for index, (content, num_families, dropped) in encoded_shards(
+                plan, missing, digest, cluster
+            ):
+                shards.write_shard(directory, index, content, num_families, dropped)
+                advance(sum(len(plan.block_states(b)) for b in plan.blocks(index)))
+        else:
+            for index, block in _simulate_shards(plan, missing, threads, blocks_per_task, advance):
+                content = shards.encode_shard(block.arrays, index, digest)
+                num_families = len(block.arrays["index"])
+                shards.write_shard(directory, index, content, num_families, block.dropped)
+    return Branches.open(directory)
+
+
+def _plan(world: World, recipe: Mapping[str, Any]) -> Plan:
+    """A checked recipe for a world."""
+    values, num_actions = dict(recipe), len(world.candidate_actions)
+    policy = values.get("continuation")
+    if isinstance(policy, Policy):
+        values["continuation"] = policy.name
+    elif policy is not None and not isinstance(policy, str):
+        values["continuation"] = tuple(float(p) for p in policy)
+    if not isinstance(values.get("arms"), int | None):
+        values["arms"] = tuple(tuple(sorted(int(a) for a in arms)) for arms in values["arms"])
+    values["warmup"] = tuple(values.get("warmup", Recipe.warmup))
+    unknown = sorted(set(values) - set(Recipe.__dataclass_fields__))
+    if unknown:
+        raise ValueError(
+            f"unknown settings {unknown}; available: {sorted(Recipe.__dataclass_fields__)}"
+        )
+    checked = Recipe(**values)
+    if not isinstance(policy, Policy):
+        _check_continuation(checked.continuation, num_actions)
+    subsets, num_arms = _check_arms(checked.arms, num_actions)
+    plan = Plan(
+        world, checked, policy if isinstance(policy, Policy) else None, subsets, num_arms, 1
+    )
+    # Shards of about the same size, whatever a family holds: memory must not grow with it.
+    numbers = checked.draws * num_arms * len(plan.native.feature_names)
+    numbers *= 2 + (checked.horizon if checked.per_step else 0)
+    if plan.nuisance is not None:
+        numbers += checked.draws * checked.horizon * plan.nuisance.dimension
+    blocks_per_shard = int(np.clip(_SHARD_BYTES // (8 * numbers * BLOCK), 1, 16))
+    return Plan(world, checked, plan.policy, subsets, num_arms, blocks_per_shard)
+
+
+def _check_continuation(continuation: str | tuple[float, ...], num_actions: int) -> None:
+    if isinstance(continuation, str):
+        if continuation != "uniform":
+            raise ValueError(
+                f"continuation must be 'uniform', {num_actions} probabilities or a Policy; "
+                f"got {continuation!r}"
+            )
+    elif (
+        len(continuation) != num_actions
+        or min(continuation) < 0
+        or abs(sum(continuation) - 1) > 1e-9
+    ):
+        raise ValueError(
+            f"continuation must give {num_actions} probabilities that sum to 1; got {continuation}"
+        )
+
+
+def _check_arms(
+    arms: int | tuple[tuple[int, ...], ...] | None, num_actions: int
+) -> tuple[np.ndarray | None, int]:
+    """The subsets to draw arms from, or None for all of a size, and that size."""
+    if arms is None:
+        return np.arange(num_actions)[None], num_actions
+    if isinstance(arms, int):
+        if not 2 <= arms <= num_actions:
+            raise ValueError(f"arms must be a number in 2..{num_actions}; got {arms}")
+        return None, arms
+    sizes = {len(set(subset)) for subset in arms} | {len(subset) for subset in arms}
+    if len(sizes) != 1 or min(sizes) < 2:
+        raise ValueError(f"arms must be subsets of one size, at least 2; got {arms}")
+    ComparisonGraph.from_families(num_actions, arms).check_connected()
+    return np.array(arms), sizes.pop()
+
+
+def _simulate_shards(
+    plan: Plan,
+    indices: Sequence[int],
+    threads: int | None,
+    blocks_per_task: int,
+    advance: Advance = lambda count: None,
+) -> Iterator[tuple[int, Block]]:
+    """Simulate shards on threads, in order; a few blocks ahead of who takes them, not more."""
+    threads = threads or len(os.sched_getaffinity(0))
+    if threads < 1 or blocks_per_task < 1:
+        raise ValueError(
+            f"threads and blocks_per_task must be at least 1; got {threads}, {blocks_per_task}"
+        )
+    tasks = [
+        (index, list(plan.blocks(index))[start : start + blocks_per_task])
+        for index in indices
+        for start in range(0, len(plan.blocks(index)), blocks_per_task)
+    ]
+
+    def work(blocks: list[int]) -> list[Block]:
+        return [simulate_block(plan, block) for block in blocks]
+
+    pool = ThreadPoolExecutor(threads)
+    waiting: deque = deque()
+    upcoming = iter(tasks)
+    done: list[Block] = []
+    try:
+        while True:
+            while len(waiting) < 8 * threads and (task := next(upcoming, None)):
+                waiting.append((task, pool.submit(work, task[1])))
+            if not waiting:
+                return
+            (index, blocks), future = waiting.popleft()
+            done += future.result()
+            advance(sum(len(plan.block_states(block)) for block in blocks))
+            if blocks[-1] == plan.blocks(index)[-1]:
+                yield index, join(done)
+                done = []
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _prepare(directory: Path, plan: Plan) -> str:
+    """Make or check the directory's manifest; returns its digest."""
+    path = directory / shards.MANIFEST
+    storage.remove_partial(directory)
+    mixing = None
+    if plan.mixing is not None:
+        mixing = shards.write_mixing(directory, plan.mixing)
+    wanted = plan.manifest(mixing)
+    if path.exists():
+        changes = shards.differences(shards.read_manifest(directory), wanted)
+        if changes:
+            raise ValueError(
+                f"{directory} holds branches of another configuration:\n{changes}\n"
+                "choose another directory, or collect with the configuration stored there"
+            )
+    else:
+        if directory.is_dir() and any(directory.glob(shards.shard_name("*"))):
+            raise ValueError(
+                f"{directory} holds shards without a manifest; choose another directory"
+            )
+        storage.write_json(path, wanted)
+    return storage.sha256(path)
+
+
+def _is_complete(directory: Path, index: int, digest: str) -> bool:
+    """Whether a shard is there and undamaged; one that is not will be made again."""
+    try:
+        shards.open_shard(directory, index, digest).verify()
+    except storage.DamagedFileError:
+        return False
+    return True

@@ -1,0 +1,73 @@
+"""Progress of long work: a bar on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+Advance = Callable[[int], None]
+
+
+@contextlib.contextmanager
+def progress(what: str, total: int, *, unit: str, show: bool | None = None) -> Iterator[Advance]:
+    """Report work of known size with its rate and the time left; call what it yields.
+
+    Args:
+        what: What is being done.
+        total: How much of it there is.
+        unit: What is counted.
+        show: True for plain lines where there is no terminal, False for nothing at all, None
+            for a bar on a terminal and nothing elsewhere.
+    """
+    console = Console(stderr=True)
+    if show is False or (show is None and not console.is_terminal):
+        yield lambda count: None
+    elif console.is_terminal:
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.completed:,}/{task.total:,} " + unit),
+            TextColumn("{task.fields[rate]}"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+        )
+        with Progress(*columns, console=console) as bar:
+            task = bar.add_task(what, total=total, rate="")
+            started = time.monotonic()
+            done = 0
+
+            def advance(count: int) -> None:
+                nonlocal done
+                done += count
+                rate = f"{done / (time.monotonic() - started):,.0f}/s"
+                bar.update(task, advance=count, rate=rate)
+
+            yield advance
+    else:
+        yield _plain_lines(what, total, unit)
+
+
+def _plain_lines(what: str, total: int, unit: str) -> Advance:
+    """A line at every tenth of the work."""
+    started, done, said = time.monotonic(), 0, 0
+
+    def advance(count: int) -> None:
+        nonlocal done, said
+        done += count
+        if done * 10 // total > said:
+            said = done * 10 // total
+            seconds = time.monotonic() - started
+            left = seconds * (total - done) / max(done, 1)
+            print(
+                f"{what}: {done:,}/{total:,} {unit}, {done / seconds:,.0f}/s, {left:.0f} s left",
+                file=sys.stderr,
+                flush=True,
+            )
+
+    return advance

@@ -1,0 +1,234 @@
+"""The form of branches on disk: an immutable manifest and numbered shards.
+
+Each shard is a safetensors file with a small JSON sidecar that holds its checksum and what was
+dropped from it. The sidecar is written last: a shard without one does not count. A shard also
+knows its own number and the manifest it belongs to, so that swapped and foreign files are noticed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from cqm import storage
+from cqm.storage import DamagedFileError
+
+SCHEMA = 1
+MANIFEST = "manifest.json"
+MIXING = "mixing.safetensors"
+_REPAIR = "collect again into the same directory, which remakes only what is missing or damaged"
+
+
+class Shard(Protocol):
+    """Some families of a set."""
+
+    @property
+    def num_families(self) -> int:
+        """How many."""
+
+    @property
+    def dropped(self) -> Mapping[str, int]:
+        """Families that were dropped, counted by reason."""
+
+    def read(self, name: str, rows: slice) -> np.ndarray:
+        """Rows of one array."""
+
+    def names(self) -> list[str]:
+        """The names of the arrays."""
+
+    def verify(self) -> None:
+        """Raise where the content is not what was written."""
+
+
+@dataclass(frozen=True)
+class MemoryShard:
+    """A shard that was never written."""
+
+    arrays: Mapping[str, np.ndarray]
+    dropped: Mapping[str, int]
+
+    @property
+    def num_families(self) -> int:
+        """How many."""
+        return len(self.arrays["index"])
+
+    def read(self, name: str, rows: slice) -> np.ndarray:
+        """Rows of one array."""
+        return self.arrays[name][rows]
+
+    def names(self) -> list[str]:
+        """The names of the arrays."""
+        return sorted(self.arrays)
+
+    def verify(self) -> None:
+        """Nothing can have happened to it."""
+
+
+@dataclass
+class FileShard:
+    """A shard in a memory-mapped file, whose checksum is verified before its first use."""
+
+    path: Path
+    num_families: int
+    dropped: Mapping[str, int]
+    checksum: str
+    _verified: bool = field(default=False, init=False)
+
+    def read(self, name: str, rows: slice) -> np.ndarray:
+        """Rows of one array."""
+        if not self._verified:
+            self.verify()
+        with storage.open_arrays(self.path) as file:
+            return file.get_slice(name)[rows]
+
+    def names(self) -> list[str]:
+        """The names of the arrays."""
+        with storage.open_arrays(self.path) as file:
+            return sorted(file.keys())
+
+    def verify(self) -> None:
+        """Check every byte against the checksum."""
+        if storage.sha256(self.path) != self.checksum:
+            raise DamagedFileError(f"{self.path} is damaged: its checksum is wrong; {_REPAIR}")
+        self._verified = True
+
+
+def open_all(directory: Path, manifest: Mapping[str, Any]) -> list[FileShard]:
+    """All shards of a complete set."""
+    digest = storage.sha256(directory / MANIFEST)
+    shards = [open_shard(directory, i, digest) for i in range(manifest["num_shards"])]
+    known = {shard.path for shard in shards}
+    extra = sorted(p.name for p in directory.glob(shard_name("*")) if p not in known)
+    if extra:
+        raise DamagedFileError(
+            f"{directory} holds shards that its manifest does not know: {extra}; remove them"
+        )
+    return shards
+
+
+def shard_name(index: int | str) -> str:
+    """The file name of a shard.
+
+    >>> shard_name(3)
+    'shard-00003.safetensors'
+    """
+    number = index if isinstance(index, str) else f"{index:05d}"
+    return f"shard-{number}.safetensors"
+
+
+def encode_shard(arrays: Mapping[str, np.ndarray], index: int, manifest_digest: str) -> bytes:
+    """The bytes of a shard file, which knows its own number and the manifest it belongs to."""
+    return storage.encode_arrays(
+        arrays, {"kind": "cqm branches", "shard": str(index), "manifest": manifest_digest}
+    )
+
+
+def write_shard(
+    directory: Path, index: int, content: bytes, num_families: int, dropped: Mapping[str, int]
+) -> None:
+    """Write a shard, and then the sidecar that makes it count."""
+    path = directory / shard_name(index)
+    checksum = storage.write_bytes(path, content)
+    storage.write_json(
+        path.with_suffix(".json"),
+        {
+            "shard": index,
+            "sha256": checksum,
+            "bytes": len(content),
+            "families": num_families,
+            "dropped": dict(sorted(dropped.items())),
+        },
+    )
+
+
+def open_shard(directory: Path, index: int, manifest_digest: str) -> FileShard:
+    """A shard on disk, after checks of what can be checked without reading its data."""
+    path = directory / shard_name(index)
+    sidecar_path = path.with_suffix(".json")
+    for needed in (path, sidecar_path):
+        if not needed.exists():
+            raise DamagedFileError(f"{needed} is missing; {_REPAIR}")
+    sidecar = storage.read_json(sidecar_path)
+    try:
+        number, size, checksum = sidecar["shard"], sidecar["bytes"], sidecar["sha256"]
+        num_families, dropped = sidecar["families"], sidecar["dropped"]
+    except KeyError as error:
+        raise DamagedFileError(f"{sidecar_path} lacks {error}; {_REPAIR}") from error
+    if path.stat().st_size != size:
+        raise DamagedFileError(
+            f"{path} has {path.stat().st_size} bytes and should have {size}; {_REPAIR}"
+        )
+    with storage.open_arrays(path) as file:
+        metadata = file.metadata() or {}
+    if (number, metadata.get("shard")) != (index, str(index)):
+        raise DamagedFileError(
+            f"{path} is not shard {index} but a copy of shard {metadata.get('shard', number)}; "
+            f"remove it and {_REPAIR}"
+        )
+    if metadata.get("manifest") != manifest_digest:
+        raise DamagedFileError(
+            f"{path} belongs to another set of branches; remove it and {_REPAIR}"
+        )
+    return FileShard(path, num_families, dropped, checksum)
+
+
+def read_manifest(directory: Path) -> dict[str, Any]:
+    """The manifest of a set on disk, checked."""
+    path = Path(directory) / MANIFEST
+    if not path.exists():
+        raise FileNotFoundError(f"{directory} holds no branches: {MANIFEST} is missing")
+    manifest = storage.read_json(path)
+    if manifest.get("schema") != SCHEMA:
+        raise DamagedFileError(
+            f"{path} has schema {manifest.get('schema')!r}; this version reads {SCHEMA}"
+        )
+    needed = {"world", "recipe", "candidate_actions", "feature_names", "observation_names"}
+    missing = sorted((needed | {"num_shards", "blocks_per_shard", "mixing"}) - set(manifest))
+    if missing:
+        raise DamagedFileError(f"{path} lacks {missing}; collect into another directory")
+    return manifest
+
+
+def write_mixing(directory: Path, mixing: Mapping[str, np.ndarray]) -> dict[str, str]:
+    """Write the matrices that mix the nuisance in; returns the manifest's entry."""
+    checksum = storage.write_bytes(directory / MIXING, storage.encode_arrays(mixing, {}))
+    return {"file": MIXING, "sha256": checksum}
+
+
+def read_mixing(directory: Path, manifest: Mapping[str, Any]) -> dict[str, np.ndarray] | None:
+    """The matrices that mix the nuisance in, for a world that has one."""
+    entry = manifest["mixing"]
+    if entry is None:
+        return None
+    path = storage.inside(directory, entry["file"])
+    if not path.exists() or storage.sha256(path) != entry["sha256"]:
+        raise DamagedFileError(f"{path} is missing or damaged; {_REPAIR}")
+    with storage.open_arrays(path) as file:
+        names = file.keys()
+        return {name: file.get_tensor(name) for name in names}
+
+
+def differences(old: Any, new: Any, *, ignore: Sequence[str] = (), path: str = "") -> str:
+    """What differs between two JSON values, one line each; empty where nothing does.
+
+    >>> print(differences({"seed": 1, "horizon": 12}, {"seed": 2, "horizon": 12}))
+      seed: 1 -> 2
+    """
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        lines = [
+            differences(old.get(key), new.get(key), path=f"{path}.{key}" if path else key)
+            for key in dict.fromkeys([*old, *new])
+            if key not in ignore
+        ]
+        return "\n".join(filter(None, lines))
+    return "" if old == new else f"  {path}: {_short(old)} -> {_short(new)}"
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) < 60 else text[:57] + "..."

@@ -1,0 +1,314 @@
+"""Branching a block of states: the body of the paper's algorithm 1.
+
+From each state one branch a candidate action is rolled out. The branches of a family share the
+state, the noise and the continuation, and differ by the first action alone. All randomness is keyed
+by (seed, block, purpose), never by who does the work.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+
+import cqm
+from cqm import shards
+from cqm.branches import BLOCK, Recipe, discounted
+from cqm.worlds.base import States, Status, World, concatenate, take
+from cqm.worlds.nuisance import Nuisance, NuisanceWorld
+
+_RESET, _WARMUP, _CONTINUATION, _NOISE, _NUISANCE, _ARMS = range(6)  # purposes of random streams
+
+PolicyFn = Callable[[np.ndarray, np.ndarray], np.ndarray]
+
+
+@dataclass(frozen=True)
+class Policy:
+    """A continuation that depends on the state.
+
+    The branches of a family share the policy's noise, not its actions: in different states the
+    same noise may choose differently.
+    """
+
+    name: str
+    act: PolicyFn  # observations [n, observations], uniforms [n] -> candidate actions [n]
+
+
+@dataclass(frozen=True)
+class Block:
+    """The families of one block of states, and how many were dropped for what reason."""
+
+    arrays: dict[str, np.ndarray]
+    dropped: Counter[str]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A world, a recipe that fits it, and how the work is cut."""
+
+    world: World
+    recipe: Recipe
+    policy: Policy | None
+    subsets: np.ndarray | None  # [subsets, arms] to draw from; None for all subsets of a size
+    num_arms: int
+    blocks_per_shard: int
+
+    @property
+    def num_shards(self) -> int:
+        """Shards in all."""
+        return -(-self.recipe.states // (BLOCK * self.blocks_per_shard))
+
+    def blocks(self, shard: int) -> range:
+        """The blocks of a shard."""
+        first = shard * self.blocks_per_shard
+        return range(first, min(first + self.blocks_per_shard, -(-self.recipe.states // BLOCK)))
+
+    def block_states(self, block: int) -> range:
+        """The numbers of a block's states."""
+        return range(block * BLOCK, min((block + 1) * BLOCK, self.recipe.states))
+
+    @property
+    def native(self) -> World:
+        """The world without its nuisance."""
+        return self.world.native if isinstance(self.world, NuisanceWorld) else self.world
+
+    @property
+    def nuisance(self) -> Nuisance | None:
+        """The world's nuisance, where it has one."""
+        return self.world.nuisance if isinstance(self.world, NuisanceWorld) else None
+
+    @property
+    def mixing(self) -> dict[str, np.ndarray] | None:
+        """The matrices that mix the nuisance in."""
+        if not isinstance(self.world, NuisanceWorld):
+            return None
+        return {
+            "observations": self.world.observation_mixing,
+            "features": self.world.feature_mixing,
+        }
+
+    def manifest(self, mixing_file: Mapping[str, str] | None) -> dict[str, Any]:
+        """Everything that determines the stored bytes, and the versions that made them."""
+        return {
+            "schema": shards.SCHEMA,
+            "world": self.world.identity(),
+            "recipe": self.recipe.to_json(),
+            "observation_names": list(self.world.observation_names),
+            "feature_names": list(self.world.feature_names),
+            "candidate_actions": self.world.candidate_actions.tolist(),
+            "blocks_per_shard": self.blocks_per_shard,
+            "num_shards": self.num_shards,
+            "mixing": mixing_file,
+            "versions": {
+                "cqm": cqm.__version__,
+                "numpy": version("numpy"),
+                "python": platform.python_version(),
+            },
+        }
+
+
+def simulate_shard(plan: Plan, shard: int) -> Block:
+    """All families of a shard, on the calling thread."""
+    return join([simulate_block(plan, block) for block in plan.blocks(shard)])
+
+
+def simulate_block(plan: Plan, block: int) -> Block:
+    """All families of a block of states."""
+    native, nuisance, recipe = plan.native, plan.nuisance, plan.recipe
+    states_of_block = plan.block_states(block)
+    num, draws, num_arms = len(states_of_block), recipe.draws, plan.num_arms
+
+    states, status = _initial_states(native, recipe, block, num)
+    arms = _draw_arms(plan, stream(recipe.seed, block, _ARMS), num)
+    rng = stream(recipe.seed, block, _CONTINUATION)
+    uniforms = rng.random((num, draws, recipe.horizon - 1))
+    rng = stream(recipe.seed, block, _NOISE)
+    noise = native.sample_noise(num * draws, recipe.horizon, rng)
+    noise = noise.reshape(num, draws, recipe.horizon, -1)
+
+    arrays = {
+        "index": np.array(states_of_block),
+        "arms": arms.astype(np.int16),
+        "observation": native.observe(states),
+        **{f"state.{key}": values for key, values in native.store(states).items()},
+    }
+    path = None
+    if nuisance is not None:
+        rng = stream(recipe.seed, block, _NUISANCE)
+        arrays["nuisance_start"] = start = nuisance.start(num, rng)
+        copies = num_arms if nuisance.coupling == "independent" else 1
+        shape = (num, draws, copies, recipe.horizon, nuisance.dimension)
+        arrays["nuisance"] = path = nuisance.path(start[:, None, None], rng.standard_normal(shape))
+    if noise.shape[-1]:
+        arrays["noise"] = noise
+
+    features, continuation = [], []
+    for draw in range(draws):
+        family = Family(states, arms, uniforms[:, draw], noise[:, draw])
+        if plan.policy is None:
+            result = roll_open_loop(plan, family)
+        else:
+            common = None if path is None else (arrays["nuisance_start"], path[:, draw])
+            result = roll_closed_loop(plan, family, common)
+        features.append(result.features)
+        continuation.append(result.continuation)
+        status = np.where(status == Status.OK, result.status, status)
+    stacked = np.stack(features, axis=1)  # [num, draws, arms, horizon, features]
+    arrays["continuation"] = np.stack(continuation, axis=1).astype(np.int16)
+    arrays["outcome"] = discounted(stacked, recipe.discounts)
+    arrays["first"] = stacked[..., 0, :]
+    if plan.policy is not None:
+        arrays["uniforms"] = uniforms
+    if recipe.per_step:
+        arrays["steps"] = stacked
+
+    whole = status == Status.OK
+    reasons = Counter(Status(s).name.lower().replace("_", " ") for s in status[~whole])
+    return Block({name: values[whole] for name, values in arrays.items()}, reasons)
+
+
+@dataclass(frozen=True)
+class Family:
+    """What the branches of each state share in one draw."""
+
+    states: States
+    arms: np.ndarray  # [n, arms]
+    uniforms: np.ndarray  # [n, horizon − 1], the randomness of the continuation
+    noise: np.ndarray  # [n, horizon, noise]
+
+
+@dataclass(frozen=True)
+class FamilyRollout:
+    """The branches of each state in one draw."""
+
+    features: np.ndarray  # [n, arms, horizon, features]
+    status: np.ndarray  # [n], the worst of a family's branches
+    continuation: np.ndarray  # [n, arms or 1, horizon − 1], candidate actions
+
+
+def roll_open_loop(plan: Plan, family: Family) -> FamilyRollout:
+    """Branches whose continuation does not depend on the state, at the simulator's own speed."""
+    num, num_arms = family.arms.shape
+    actions = plan.world.candidate_actions
+    chosen = _draw_actions(plan.recipe.continuation, family.uniforms, len(actions))
+    controls = np.empty((num, num_arms, plan.recipe.horizon, actions.shape[1]))
+    controls[:, :, 0] = actions[family.arms]
+    controls[:, :, 1:] = actions[chosen][:, None]
+    rows = np.repeat(np.arange(num), num_arms)
+    result = plan.native.rollout(
+        take(family.states, rows),
+        controls.reshape(num * num_arms, *controls.shape[2:]),
+        family.noise[rows],
+        final=False,
+    )
+    features = result.features.reshape(num, num_arms, *result.features.shape[1:])
+    return FamilyRollout(features, _worst(result.status, num), chosen[:, None])
+
+
+def roll_closed_loop(
+    plan: Plan, family: Family, common: tuple[np.ndarray, np.ndarray] | None
+) -> FamilyRollout:
+    """Branches whose continuation sees the state, with the policy's noise shared across arms.
+
+    Args:
+        plan: The plan, whose policy is followed.
+        family: What the branches share.
+        common: The nuisance at the start `[n, dimension]` and its path `[n, arms or 1, horizon,
+            dimension]`, which the policy sees too.
+    """
+    assert plan.policy is not None
+    num, num_arms = family.arms.shape
+    rows = np.repeat(np.arange(num), num_arms)
+    states, noise, uniforms = take(family.states, rows), family.noise[rows], family.uniforms[rows]
+    action = family.arms.ravel()
+    features, chosen, status = [], [], np.zeros(len(rows), dtype=np.int8)
+    for t in range(plan.recipe.horizon):
+        if t > 0:
+            seen = states
+            if common is not None:
+                path = np.broadcast_to(common[1], (num, num_arms, *common[1].shape[2:]))
+                seen = {**states, "nuisance": path[:, :, t - 1].reshape(len(rows), -1)}
+            action = np.asarray(plan.policy.act(plan.world.observe(seen), uniforms[:, t - 1]))
+            if (
+                action.shape != (len(rows),)
+                or not np.isin(action, np.arange(len(plan.world.candidate_actions))).all()
+            ):
+                raise ValueError(
+                    f"policy {plan.policy.name!r} must return one candidate action in "
+                    f"0..{len(plan.world.candidate_actions) - 1} a row; got {action}"
+                )
+            chosen.append(action)
+        result = plan.native.step(states, plan.world.candidate_actions[action], noise[:, t])
+        features.append(result.features[:, 0])
+        status = np.where(status == Status.OK, result.status, status)
+        states = result.states
+    stacked = np.stack(features, axis=1).reshape(num, num_arms, plan.recipe.horizon, -1)
+    continuation = np.array(chosen, dtype=int).reshape(-1, len(rows)).T
+    return FamilyRollout(stacked, _worst(status, num), continuation.reshape(num, num_arms, -1))
+
+
+def stream(seed: int, block: int, purpose: int) -> np.random.Generator:
+    """The random stream of a block for one purpose."""
+    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(block, purpose)))
+
+
+def _initial_states(
+    world: World, recipe: Recipe, block: int, num: int
+) -> tuple[States, np.ndarray]:
+    """States after a random number of random controls, and whether they got there."""
+    states = world.reset(num, stream(recipe.seed, block, _RESET))
+    rng = stream(recipe.seed, block, _WARMUP)
+    least, most = recipe.warmup
+    lengths = rng.integers(least, most + 1, size=num)
+    if world.continuous and np.isfinite([world.control_low, world.control_high]).all():
+        size = (num, most, len(world.control_low))
+        controls = rng.uniform(world.control_low, world.control_high, size)
+    else:
+        controls = world.candidate_actions[
+            rng.integers(len(world.candidate_actions), size=(num, most))
+        ]
+    noise = world.sample_noise(num, most, rng)
+    status = np.zeros(num, dtype=np.int8)
+    groups, order = [], []
+    for length in np.unique(lengths):
+        rows = np.flatnonzero(lengths == length)
+        group = take(states, rows)
+        if length > 0:
+            result = world.rollout(group, controls[rows, :length], noise[rows, :length])
+            status[rows], group = result.status, result.states
+        groups.append(group)
+        order.append(rows)
+    return take(concatenate(groups), np.argsort(np.concatenate(order))), status
+
+
+def _draw_arms(plan: Plan, rng: np.random.Generator, num: int) -> np.ndarray:
+    """The arms of each family, sorted, drawn without looking at its state."""
+    if plan.subsets is not None:
+        return plan.subsets[rng.integers(len(plan.subsets), size=num)]
+    keys = rng.random((num, len(plan.world.candidate_actions)))
+    return np.sort(np.argsort(keys, axis=1)[:, : plan.num_arms], axis=1)
+
+
+def _draw_actions(
+    continuation: str | tuple[float, ...], uniforms: np.ndarray, num_actions: int
+) -> np.ndarray:
+    """Candidate actions from uniform numbers, by inverting their distribution."""
+    if isinstance(continuation, str):
+        return (uniforms * num_actions).astype(int)
+    cumulative = np.cumsum(continuation)[:-1]
+    return np.searchsorted(cumulative, uniforms, side="right")
+
+
+def _worst(status: np.ndarray, num: int) -> np.ndarray:
+    return status.reshape(num, -1).max(axis=1)
+
+
+def join(blocks: Sequence[Block]) -> Block:
+    """Consecutive blocks as one."""
+    arrays = concatenate([block.arrays for block in blocks])
+    return Block(arrays, sum((block.dropped for block in blocks), Counter()))

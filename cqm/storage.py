@@ -1,0 +1,118 @@
+"""Files: atomic, checksummed safetensors and JSON; nothing else in the package writes any.
+
+A file is complete or it does not exist: it is written under a temporary name, flushed to the disk
+and renamed. Loading never executes anything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors
+import safetensors.numpy
+
+_TEMPORARY = ".partial"
+
+
+class DamagedFileError(ValueError):
+    """A file that is not what it should be; the message names it and what repairs it."""
+
+
+def inside(directory: str | Path, name: str) -> Path:
+    """The path of a plain file name within a directory; anything that would leave it is refused.
+
+    >>> inside("data", "../secret")
+    Traceback (most recent call last):
+    ValueError: file names must be plain, without directories; got '../secret'
+    """
+    if not name or name in (".", "..") or Path(name).name != name or "\\" in name or "\0" in name:
+        raise ValueError(f"file names must be plain, without directories; got {name!r}")
+    return Path(directory) / name
+
+
+def encode_arrays(arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> bytes:
+    """Arrays as the bytes of a safetensors file; the same arrays give the same bytes."""
+    for name, values in arrays.items():
+        if values.dtype == object:
+            raise ValueError(f"array {name!r} holds Python objects; only numbers can be stored")
+    contiguous = {name: np.ascontiguousarray(arrays[name]) for name in sorted(arrays)}
+    return safetensors.numpy.save(contiguous, metadata=dict(metadata))
+
+
+def write_bytes(path: str | Path, content: bytes) -> str:
+    """Write a file atomically and durably; returns its SHA-256."""
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}{_TEMPORARY}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(temporary, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise _explained(error, path) from error
+    return hashlib.sha256(content).hexdigest()
+
+
+def write_json(path: str | Path, value: Any) -> None:
+    """Write JSON atomically, for people to read: indented, keys in the order given."""
+    write_bytes(path, (json.dumps(value, indent=2, allow_nan=False) + "\n").encode())
+
+
+def read_json(path: str | Path) -> dict[str, Any]:
+    """A JSON object from a file."""
+    try:
+        value = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise DamagedFileError(f"{path} is not valid JSON ({error})") from error
+    if not isinstance(value, dict):
+        raise DamagedFileError(f"{path} must hold a JSON object; got {type(value).__name__}")
+    return value
+
+
+@contextlib.contextmanager
+def open_arrays(path: str | Path) -> Iterator[Any]:
+    """A memory-mapped safetensors file, of which only what is asked for is read."""
+    try:
+        with safetensors.safe_open(str(path), framework="numpy") as file:
+            yield file
+    except (safetensors.SafetensorError, OSError) as error:
+        if isinstance(error, FileNotFoundError):
+            raise
+        raise DamagedFileError(f"{path} is not a complete safetensors file ({error})") from error
+
+
+def sha256(path: str | Path) -> str:
+    """The SHA-256 of a file's content."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def remove_partial(directory: str | Path) -> None:
+    """Remove what interrupted writes left behind."""
+    for path in Path(directory).glob(f".*{_TEMPORARY}"):
+        path.unlink(missing_ok=True)
+
+
+def _explained(error: OSError, path: Path) -> OSError:
+    """The same error, with the file's name and what to do about it."""
+    advice = {
+        errno.ENOSPC: "the disk is full; free some space and run the same command again",
+        errno.EDQUOT: "the disk quota is used up; free some space and run the same command again",
+        errno.EROFS: "the file system is read-only; choose another directory",
+        errno.EACCES: "no permission; change the directory's permissions or choose another",
+        errno.EPERM: "no permission; change the directory's permissions or choose another",
+        errno.ENOTDIR: "a part of the path is a file; choose another directory",
+    }.get(error.errno or 0, "nothing was written; run the same command again")
+    return type(error)(error.errno, f"cannot write {path}: {error.strerror}: {advice}")

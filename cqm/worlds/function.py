@@ -1,0 +1,389 @@
+"""A world from plain functions: a step driven by an exogenous input, and features of it.
+
+This is the door for inventory, energy, queueing, traffic and other simulators in which demand,
+weather or arrivals come from outside, whether sampled or recorded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from cqm.worlds.base import Rollout, States, Status, World, num_states, take
+
+# What the user's functions see: an array [n, ...] or a dict of arrays with that leading axis.
+State = Any
+StepFn = Callable[[State, Any, Any], State]  # state, action [n, controls], exogenous [n, e]
+FeaturesFn = Callable[[State, Any, Any, State], Any]  # the transition -> [n, features]
+ObserveFn = Callable[[State], Any]  # -> [n, observations]
+InitialFn = Callable[[int, np.random.Generator], State]  # num, rng
+ExogenousFn = Callable[[int, int, np.random.Generator], Any]  # num, horizon, rng -> [n, horizon, e]
+
+_JAX_STEPS = 16
+_logger = logging.getLogger(__name__)
+
+
+class FunctionWorld(World):
+    """A world whose dynamics, features and observations are vectorised functions.
+
+    >>> world = FunctionWorld(
+    ...     step=lambda stock, order, demand: np.maximum(stock + order - demand, 0.0),
+    ...     initial=lambda num, rng: rng.uniform(0.0, 9.0, (num, 1)),
+    ...     exogenous=lambda num, horizon, rng: rng.poisson(4.0, (num, horizon, 1)),
+    ...     candidate_actions=[[0.0], [4.0], [8.0]],
+    ...     feature_names=["stock"],
+    ...     name="shop",
+    ... )
+    >>> stock = {"state": np.array([[5.0], [5.0]])}
+    >>> orders, demand = np.array([[[0.0]], [[8.0]]]), np.full((2, 1, 1), 4.0)
+    >>> world.rollout(stock, orders, demand).features.ravel()
+    array([1., 9.])
+
+    The functions are always called on `block_size` rows, the last block filled up with copies of
+    its own rows, because the rounding of a matrix product or of compiled code depends on the number
+    of rows, and a branch must not depend on the branches beside it. For the same reason one JAX
+    program serves every horizon. The functions get copies, so they may work in place.
+
+    A row with NaN in its state or a feature that is not finite ends as `Status.NOT_FINITE`; a row
+    on which a function raises ends as `Status.RAISED`; other rows are unaffected.
+
+    Args:
+        step: `(state, action, exogenous) -> next state`. A state is an array `[n, ...]` or a dict
+            of such arrays, as `initial` returns it; it must hold everything that `step` remembers.
+        initial: `(num, rng) -> state`.
+        candidate_actions: `[actions, controls]`.
+        features: `(state, action, exogenous, next state) -> [n, features]`; by default the next
+            state, flattened.
+        observe: `state -> [n, observations]`; by default the state, flattened.
+        exogenous: `(num, horizon, rng) -> [num, horizon, e]`, a sampler of the exogenous input.
+        trace: Recorded exogenous input `[time, e]` instead; a rollout gets a window of it that
+            starts at a random row.
+        control_low: Lower control bounds; by default the smallest candidate action.
+        control_high: Upper control bounds; by default the largest candidate action.
+        feature_names: By default `feature_0`, `feature_1`, ...
+        observation_names: By default `observation_0`, `observation_1`, ...
+        name: Stored with every data set; give worlds with different parameters different names.
+        backend: `"numpy"`, or `"jax"` to compile `step` and `features`, which then use `jax.numpy`
+            and compute in the precision that JAX is set to.
+        block_size: Rows the functions are called on; 1 suits a function that loops over rows.
+    """
+
+    cloning = "copy of the state arrays"
+
+    def __init__(
+        self,
+        step: StepFn,
+        initial: InitialFn,
+        *,
+        candidate_actions: npt.ArrayLike,
+        features: FeaturesFn | None = None,
+        observe: ObserveFn | None = None,
+        exogenous: ExogenousFn | None = None,
+        trace: npt.ArrayLike | None = None,
+        control_low: npt.ArrayLike | None = None,
+        control_high: npt.ArrayLike | None = None,
+        feature_names: Sequence[str] | None = None,
+        observation_names: Sequence[str] | None = None,
+        name: str = "function",
+        backend: str = "numpy",
+        block_size: int = 256,
+    ) -> None:
+        if backend not in ("numpy", "jax"):
+            raise ValueError(f"unknown backend {backend!r}; available: 'numpy', 'jax'")
+        if exogenous is not None and trace is not None:
+            raise ValueError("got both exogenous and trace; give at most one of them")
+        if block_size < 1:
+            raise ValueError(f"block_size is {block_size}; it must be at least 1")
+        self.name, self.backend, self.block_size = name, backend, block_size
+        self.candidate_actions = actions = _finite("candidate_actions", candidate_actions, 2)
+        self.control_low = _bound(actions.min(axis=0), control_low)
+        self.control_high = _bound(actions.max(axis=0), control_high)
+        if np.any(actions < self.control_low) or np.any(actions > self.control_high):
+            raise ValueError(
+                f"candidate_actions reach from {actions.min(axis=0)} to {actions.max(axis=0)}; "
+                f"allowed by the control bounds: {self.control_low} to {self.control_high}"
+            )
+        self.trace = None if trace is None else _finite("trace", trace, 1)
+        functions = dict(step=step, initial=initial, features=features, observe=observe)
+        functions["exogenous"] = exogenous
+        self._function_names = {role: _qualified_name(fn) for role, fn in functions.items()}
+        self._step_fn, self._initial_fn, self._exogenous_fn = step, initial, exogenous
+        self._features_fn = features or (lambda *transition: _flat(transition[-1]))
+        self._observe_fn = observe or _flat
+        self._run = self._run_numpy if backend == "numpy" else _compiled(self._advance)
+        self._probe(feature_names, observation_names)
+
+    def reset(self, num: int, rng: np.random.Generator) -> States:
+        """Draw `num` initial states."""
+        states = _stored(self._initial_fn(num, rng))
+        like = {n: np.empty((num, *shape), dtype) for n, (shape, dtype) in self._layout.items()}
+        return _conform("initial", states, like)
+
+    def observe(self, states: States) -> np.ndarray:
+        """Observations `[n, observations]` of states."""
+        observations = np.empty((num_states(states), len(self.observation_names)))
+        for rows, filled in self._blocks(len(observations)):
+            observations[rows] = self._observe_block(take(states, filled))[: len(rows)]
+        return observations
+
+    def sample_noise(self, num: int, horizon: int, rng: np.random.Generator) -> np.ndarray:
+        """The exogenous input of `num` rollouts, `[num, horizon, e]`: sampled, or trace windows."""
+        if self.trace is not None:
+            if horizon > len(self.trace):
+                raise ValueError(
+                    f"the trace has {len(self.trace)} rows, too few for a horizon of {horizon}; "
+                    f"allowed: a horizon of at most {len(self.trace)}, or a longer trace"
+                )
+            starts = rng.integers(len(self.trace) - horizon, size=num, endpoint=True)
+            return self.trace[starts[:, None] + np.arange(horizon)]
+        if self._exogenous_fn is None:
+            return np.empty((num, horizon, 0))
+        noise = np.asarray(self._exogenous_fn(num, horizon, rng), float)
+        return _shaped("exogenous", noise, (num, horizon, self._noise_width))
+
+    def rollout(
+        self, states: States, controls: np.ndarray, noise: np.ndarray, *, final: bool = True
+    ) -> Rollout:
+        """Roll every state forward, open loop; see `World.rollout`."""
+        num = num_states(states)
+        controls = _shaped("controls", np.asarray(controls, float), (num, None, self._controls))
+        horizon = controls.shape[1]
+        noise = _shaped("noise", np.asarray(noise, float), (num, horizon, self._noise_width))
+        features = np.full((num, horizon, len(self.feature_names)), np.nan)
+        status = np.full(num, Status.RAISED, np.int8)
+        after = {name: values.copy() for name, values in states.items()} if final else {}
+
+        def roll(rows: np.ndarray, filled: np.ndarray) -> None:
+            last, block, finite = self._run(take(states, filled), controls[filled], noise[filled])
+            features[rows] = block[: len(rows)]
+            status[rows] = np.where(finite, Status.OK, Status.NOT_FINITE)[: len(rows)]
+            for name in after:
+                after[name][rows] = last[name][: len(rows)]
+
+        for rows, filled in self._blocks(num):
+            try:
+                roll(rows, filled)
+            except Exception as error:
+                _logger.info("%s raised %r; trying %d rows one by one", self.name, error, len(rows))
+                for row in rows:
+                    with contextlib.suppress(Exception):
+                        roll(row[None], np.full(self.block_size, row))
+        return Rollout(features, status, after)
+
+    def identity(self) -> dict[str, Any]:
+        """Name, functions, actions, trace and versions, JSON-able."""
+        versions, precision = {"numpy": np.__version__}, "float64"
+        if self.backend == "jax":
+            import jax
+
+            versions["jax"] = jax.__version__
+            precision = str(jax.dtypes.canonicalize_dtype(float))
+        trace = None if self.trace is None else hashlib.sha256(self.trace.tobytes()).hexdigest()
+        return {
+            "name": self.name,
+            "kind": "function",
+            "functions": self._function_names,
+            "backend": self.backend,
+            "precision": precision,
+            "block_size": self.block_size,
+            "candidate_actions": self.candidate_actions.tolist(),
+            "trace": trace,
+            "versions": versions,
+        }
+
+    def _probe(
+        self, feature_names: Sequence[str] | None, observation_names: Sequence[str] | None
+    ) -> None:
+        """Roll one block one step, to learn the shapes and refuse mistakes early."""
+        rng, num, self._controls = np.random.default_rng(0), *self.candidate_actions.shape
+        state = self._initial_fn(num, rng)
+        self._is_dict = isinstance(state, Mapping)
+        self._layout = {n: (v.shape[1:], v.dtype) for n, v in _stored(state).items()}
+        self._noise_width: int | None = None
+        noise = self.sample_noise(num, 1, rng)
+        self._noise_width = noise.shape[2]
+
+        _, filled = self._blocks(num)[0]
+        states = take(self.reset(num, rng), filled)
+        controls = self.candidate_actions[filled][:, None]
+        _, features, finite = self._run(states, controls, noise[filled])
+        if not finite.all():
+            actions = sorted(set(filled[~finite].tolist()))
+            raise ValueError(
+                f"step or features gave NaN or infinity one step after initial, with candidate "
+                f"actions {actions}; allowed: finite features and states without NaN"
+            )
+        self.feature_names = _names("feature", feature_names, features.shape[2])
+        width = self._observe_block(states).shape[1]
+        self.observation_names = _names("observation", observation_names, width)
+
+    def _blocks(self, num: int) -> list[tuple[np.ndarray, np.ndarray]]:
+        """The rows of each block, and the same rows repeated up to the block size."""
+        starts = range(0, num, self.block_size)
+        blocks = [np.arange(start, min(start + self.block_size, num)) for start in starts]
+        return [(rows, np.resize(rows, self.block_size)) for rows in blocks]
+
+    def _shown(self, states: States) -> State:
+        """A copy of the states as the user's functions see them."""
+        # In the order of `initial`: JAX and files sort the variables by name.
+        copies = {name: states[name].copy() for name in self._layout}
+        return copies if self._is_dict else copies["state"]
+
+    def _observe_block(self, states: States) -> np.ndarray:
+        """Observations of one block."""
+        observations = np.asarray(self._observe_fn(self._shown(states)), float)
+        return _shaped("observe", observations, (self.block_size, None))
+
+    def _advance(self, states: States, action: Any, exogenous: Any) -> tuple[States, Any, Any]:
+        """One step of one block: next states, features, and which rows are finite."""
+        xp, rows = action.__array_namespace__(), len(action)
+        following = self._step_fn(self._shown(states), action.copy(), exogenous.copy())
+        following = _conform("step", _packed(following), states)
+        features = self._features_fn(
+            self._shown(states), action.copy(), exogenous.copy(), self._shown(following)
+        )
+        features = _shaped("features", xp.asarray(features), (rows, None))
+        finite = xp.isfinite(features).all(axis=1)
+        for values in following.values():  # infinity may mean "never" in a state, NaN is a mistake
+            finite = finite & ~xp.isnan(values).reshape(rows, -1).any(axis=1)
+        return following, features, finite
+
+    def _run_numpy(
+        self, states: States, controls: np.ndarray, noise: np.ndarray
+    ) -> tuple[States, np.ndarray, np.ndarray]:
+        """Roll one block out: final states, features, and which rows stayed finite."""
+        features, finite = [], np.ones(self.block_size, bool)
+        with np.errstate(divide="ignore", over="ignore", invalid="ignore"):  # the status tells
+            for t in range(controls.shape[1]):
+                states, row, ok = self._advance(states, controls[:, t], noise[:, t])
+                features.append(row)
+                finite &= ok
+        return states, np.stack(features, axis=1), finite
+
+
+def _compiled(advance: Callable[..., Any]) -> Callable[..., Any]:
+    """The rollout of one block as one JAX program, whatever the horizon."""
+    import jax
+    import jax.numpy as jnp
+
+    @jax.jit
+    def program(states: States, controls: Any, noise: Any, num_steps: Any) -> Any:
+        def body(t: Any, carry: Any) -> Any:
+            states, features, finite = carry
+            states, row, ok = advance(states, controls[t], noise[t])
+            return states, features.at[t].set(row), finite & ok
+
+        _, row, ok = jax.eval_shape(advance, states, controls[0], noise[0])
+        features = jnp.zeros((_JAX_STEPS, *row.shape), row.dtype)
+        start = states, features, jnp.ones(ok.shape, bool)
+        # A scan of length 1 is compiled without its loop and rounds differently; this one is not.
+        return jax.lax.fori_loop(0, num_steps, body, start)
+
+    def run(states: States, controls: np.ndarray, noise: np.ndarray) -> Any:
+        dtypes, chunks = {name: values.dtype for name, values in states.items()}, []
+        finite = np.ones(len(controls), bool)
+        for t in range(0, controls.shape[1], _JAX_STEPS):
+            inputs = [v[:, t : t + _JAX_STEPS].swapaxes(0, 1) for v in (controls, noise)]
+            num_steps = len(inputs[0])
+            padding = ((0, _JAX_STEPS - num_steps), (0, 0), (0, 0))
+            states, features, ok = program(states, *(np.pad(v, padding) for v in inputs), num_steps)
+            chunks.append(np.asarray(features, float)[:num_steps])
+            finite &= np.asarray(ok)
+        last = {name: np.asarray(states[name], dtype) for name, dtype in dtypes.items()}
+        return last, np.concatenate(chunks).swapaxes(0, 1), finite
+
+    return run
+
+
+def _flat(state: State) -> Any:
+    """All variables of a user's state side by side, `[n, ...]`."""
+    arrays = list(_packed(state).values())
+    xp = arrays[0].__array_namespace__()
+    return xp.concatenate([v.reshape(len(v), math.prod(v.shape[1:])) for v in arrays], axis=1)
+
+
+def _packed(state: State) -> dict[str, Any]:
+    """A user's state as a dict of arrays."""
+    return dict(state) if isinstance(state, Mapping) else {"state": state}
+
+
+def _stored(state: State) -> States:
+    """The state variables as NumPy arrays: float64, integers or booleans."""
+    arrays = {name: np.asarray(values) for name, values in _packed(state).items()}
+    if not arrays:
+        raise ValueError("initial gave a state without variables; at least one is needed")
+    for name, values in arrays.items():
+        if values.dtype.kind not in "fiub":
+            raise ValueError(
+                f"initial gave {name!r} of dtype {values.dtype}; allowed: numbers and booleans"
+            )
+    return {n: v.astype(float) if v.dtype.kind == "f" else v for n, v in arrays.items()}
+
+
+def _conform(source: str, state: Mapping[str, Any], like: States) -> States:
+    """A copy of the state with the names, shapes and dtypes of `like`, or a `ValueError`."""
+    if set(state) != set(like):
+        raise ValueError(f"{source} gave variables {sorted(state)}, expected {sorted(like)}")
+    states = {}
+    for name, expected in like.items():
+        values = expected.__array_namespace__().asarray(state[name])
+        _shaped(f"{name!r} from {source}", values, expected.shape)
+        if not np.can_cast(values.dtype, expected.dtype, "same_kind"):
+            raise ValueError(
+                f"{source} gave {name!r} as {values.dtype}, but it started as {expected.dtype}; "
+                f"let initial return {values.dtype}"
+            )
+        states[name] = values.astype(expected.dtype).copy()
+    return states
+
+
+def _shaped(source: str, values: Any, shape: tuple[int | None, ...]) -> Any:
+    """The values when they have this shape, where None fits any length, or a `ValueError`."""
+    got = tuple(values.shape)
+    fits = len(got) == len(shape) and all(w in (None, g) for w, g in zip(shape, got, strict=True))
+    if not fits:
+        wanted = ", ".join("any" if length is None else str(length) for length in shape)
+        raise ValueError(f"{source} has shape {got}, expected ({wanted})")
+    return values
+
+
+def _finite(source: str, values: npt.ArrayLike, min_rows: int) -> np.ndarray:
+    """A float64 copy of a finite matrix, or a `ValueError`."""
+    array = np.array(values, float)
+    num_bad = np.sum(~np.isfinite(array))
+    if array.ndim != 2 or len(array) < min_rows or num_bad:
+        raise ValueError(
+            f"{source} has shape {array.shape} and {num_bad} values that are not finite; "
+            f"allowed: two axes, at least {min_rows} rows, finite values"
+        )
+    return array
+
+
+def _bound(default: np.ndarray, given: npt.ArrayLike | None) -> np.ndarray:
+    """A control bound; one number stands for all controls."""
+    return default if given is None else np.broadcast_to(np.array(given, float), default.shape)
+
+
+def _names(kind: str, names: Sequence[str] | None, width: int) -> tuple[str, ...]:
+    """The given names, or generated ones."""
+    names = [f"{kind}_{i}" for i in range(width)] if names is None else names
+    if len(names) != width:
+        raise ValueError(f"{kind}_names has {len(names)} names, but there are {width} {kind}s")
+    return tuple(names)
+
+
+def _qualified_name(fn: Any) -> str | None:
+    """Where a function is defined; of a callable object, its class."""
+    if fn is None:
+        return None
+    fn = fn.func if isinstance(fn, functools.partial) else fn
+    named = fn if hasattr(fn, "__qualname__") else type(fn)
+    return f"{named.__module__}.{named.__qualname__}"

@@ -1,0 +1,233 @@
+"""Any MuJoCo model on MuJoCo's native rollout.
+
+A state is the full physics state and the constraint solver's warm start: without the latter, a
+branch drifts from the simulator's own continuation in the last digits. Whatever else varies between
+states without taking part in the physics, such as a target's place, travels along as an extra.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import mujoco
+import numpy as np
+from mujoco.rollout import Rollout as NativeRollout
+
+from cqm.worlds.base import PerThread, Rollout, States, Status, World, prototype_actions
+
+Extras = dict[str, np.ndarray]
+InitialFn = Callable[[int, np.random.Generator], tuple[np.ndarray, np.ndarray, Extras]]
+ObservationFn = Callable[[np.ndarray, np.ndarray, Extras], np.ndarray]
+
+_FULL = mujoco.mjtState.mjSTATE_FULLPHYSICS.value
+_CONTROL = mujoco.mjtState.mjSTATE_CTRL.value
+_BUFFER_BYTES = 2**20  # of native states a call writes; more falls out of the cache
+
+
+class MujocoWorld(World):
+    """A world from a MuJoCo model.
+
+    Args:
+        model: An `MjModel`, or the path of its XML file.
+        name: What to call it; the file's or model's name by default.
+        substeps: Physics steps a control step.
+        initial: `(num, rng) -> qpos [num, nq], qvel [num, nv], extras`. By default the
+            model's own initial pose, disturbed by 1 % noise in positions and velocities.
+        settle_steps: Physics steps without control that `reset` takes before time starts.
+        observation: `(qpos, qvel, extras) -> [..., observations]` for arrays with any leading
+            axes; positions and velocities by default. A feature is the observation of the next
+            state.
+        observation_names: One name a coordinate.
+        candidate_actions: `[actions, controls]`; by default `prototype_actions` in the
+            actuators' control range.
+        seed: Of the default candidate actions.
+
+    >>> xml = '''<mujoco><worldbody><body><joint name="hinge"/><geom size="1"/></body></worldbody>
+    ... <actuator><motor joint="hinge" ctrlrange="-1 1"/></actuator></mujoco>'''
+    >>> world = MujocoWorld(mujoco.MjModel.from_xml_string(xml), name="wheel")
+    >>> world.observation_names
+    ('position_hinge', 'velocity_hinge')
+    """
+
+    cloning = "MuJoCo state and solver warm start"
+
+    def __init__(
+        self,
+        model: mujoco.MjModel | str | Path,
+        *,
+        name: str | None = None,
+        substeps: int = 1,
+        initial: InitialFn | None = None,
+        settle_steps: int = 0,
+        observation: ObservationFn | None = None,
+        observation_names: Sequence[str] | None = None,
+        candidate_actions: np.ndarray | None = None,
+        seed: int = 0,
+    ):
+        if not isinstance(model, mujoco.MjModel):
+            name = name or Path(model).stem
+            model = mujoco.MjModel.from_xml_path(str(model))
+        self.model = model
+        self.name = name or "mujoco"
+        self.substeps, self.settle_steps, self.seed = substeps, settle_steps, seed
+        self._initial = initial or self._disturbed_pose
+        self._observation = observation or _positions_and_velocities
+        if observation_names is None:
+            if observation is not None:
+                raise ValueError("observation_names must be given together with observation")
+            observation_names = _state_names(model)
+        self.observation_names = self.feature_names = tuple(observation_names)
+        self.control_low, self.control_high = control_bounds(model)
+        if candidate_actions is None:
+            candidate_actions = prototype_actions(
+                self.control_low, self.control_high, name=self.name, seed=seed
+            )
+        self.candidate_actions = np.asarray(candidate_actions, float)
+        self._num_full = mujoco.mj_stateSize(model, _FULL)
+        self._simulator = PerThread(self._make_simulator)
+
+    def reset(self, num: int, rng: np.random.Generator) -> States:
+        """Draw `num` initial states, settled where the world says so."""
+        qpos, qvel, extras = self._initial(num, rng)
+        physics = np.zeros((num, self._num_full))
+        warmstart = np.zeros((num, self.model.nv))
+        data, _ = self._simulator.get()
+        for i in range(num if self._needs_simulator() else 0):
+            # What the simulator does: positions are set after the first half of a step, so the
+            # settling starts from the accelerations of the undisturbed pose.
+            mujoco.mj_resetData(self.model, data)
+            mujoco.mj_forward(self.model, data)
+            data.qpos, data.qvel = qpos[i], qvel[i]
+            if self.settle_steps:
+                mujoco.mj_step2(self.model, data)
+                mujoco.mj_step(self.model, data, self.settle_steps - 1)
+                data.time = 0
+            mujoco.mj_getState(self.model, data, physics[i], _FULL)
+            warmstart[i] = data.qacc_warmstart
+        if not self._needs_simulator():
+            physics[:, self._qpos], physics[:, self._qvel] = qpos, qvel
+        return {"physics": physics, "warmstart": warmstart, **extras}
+
+    def observe(self, states: States) -> np.ndarray:
+        """Observations `[n, observations]` of states."""
+        return self._observation_of(states["physics"], states)
+
+    def rollout(
+        self, states: States, controls: np.ndarray, noise: np.ndarray, *, final: bool = True
+    ) -> Rollout:
+        """Roll every state forward on the calling thread, open loop."""
+        physics = np.ascontiguousarray(states["physics"], dtype=float)
+        warmstart = np.ascontiguousarray(states["warmstart"], dtype=float)
+        num, horizon = controls.shape[:2]
+        controls = np.ascontiguousarray(np.repeat(controls, self.substeps, axis=1), dtype=float)
+        # Rows share native calls. Only the last row of a call leaves its warm start behind,
+        # so where final states are wanted every row is a call of its own.
+        row_bytes = controls.shape[1] * self._num_full * physics.itemsize
+        rows = 1 if final else min(num, max(1, _BUFFER_BYTES // row_bytes))
+        data, native = self._simulator.get()
+        models, datas = [self.model] * rows, [data]
+        buffer = np.empty((rows, controls.shape[1], self._num_full))
+        reached = np.empty((num, horizon, self._num_full))
+        warmstart_reached = np.empty_like(warmstart)
+        for start in range(0, num, rows):
+            stop = min(start + rows, num)
+            out = buffer[: stop - start] if self.substeps > 1 else reached[start:stop]
+            native.rollout(
+                models[: stop - start],
+                datas,
+                physics[start:stop],
+                controls[start:stop],
+                control_spec=_CONTROL,
+                skip_checks=True,
+                nstep=controls.shape[1],
+                initial_warmstart=warmstart[start:stop],
+                state=out,
+                chunk_size=rows,
+            )
+            if self.substeps > 1:
+                reached[start:stop] = out[:, self.substeps - 1 :: self.substeps]
+            warmstart_reached[start] = data.qacc_warmstart
+        features = self._observation_of(reached, states)
+        after = {**states, "physics": reached[:, -1], "warmstart": warmstart_reached}
+        return Rollout(features, self._status(physics, reached, features), after if final else {})
+
+    def identity(self) -> dict[str, Any]:
+        """Name, parameters and versions."""
+        return {
+            "name": self.name,
+            "kind": "mujoco",
+            "substeps": self.substeps,
+            "settle_steps": self.settle_steps,
+            "observation_names": list(self.observation_names),
+            "candidate_actions": self.candidate_actions.tolist(),
+            "versions": {"mujoco": version("mujoco")},
+        }
+
+    @property
+    def _qpos(self) -> slice:
+        return slice(1, 1 + self.model.nq)  # behind the time
+
+    @property
+    def _qvel(self) -> slice:
+        return slice(1 + self.model.nq, 1 + self.model.nq + self.model.nv)
+
+    def _make_simulator(self) -> tuple[mujoco.MjData, NativeRollout]:
+        """Simulation data and a rollout that runs on the calling thread."""
+        return mujoco.MjData(self.model), NativeRollout(nthread=0)
+
+    def _needs_simulator(self) -> bool:
+        """Whether an initial state is more than positions and velocities at rest."""
+        return self.settle_steps > 0 or self._num_full > 1 + self.model.nq + self.model.nv
+
+    def _observation_of(self, physics: np.ndarray, states: States) -> np.ndarray:
+        extras = {k: v for k, v in states.items() if k not in ("physics", "warmstart")}
+        if physics.ndim == 3:  # over time, through which extras stay
+            extras = {k: v[:, None] for k, v in extras.items()}
+        return self._observation(physics[..., self._qpos], physics[..., self._qvel], extras)
+
+    def _status(self, start: np.ndarray, reached: np.ndarray, features: np.ndarray) -> np.ndarray:
+        """The native rollout hides a divergence: it repeats the last state, time included."""
+        num, horizon = reached.shape[:2]
+        step = self.model.opt.timestep
+        expected = start[:, 0] + horizon * self.substeps * step
+        status = np.zeros(num, dtype=np.int8)
+        status[~np.isfinite(features).all(axis=(1, 2))] = Status.NOT_FINITE
+        status[~(np.abs(reached[:, -1, 0] - expected) < step / 2)] = Status.DIVERGED
+        return status
+
+    def _disturbed_pose(
+        self, num: int, rng: np.random.Generator
+    ) -> tuple[np.ndarray, np.ndarray, Extras]:
+        qpos = self.model.qpos0 + 0.01 * rng.standard_normal((num, self.model.nq))
+        return qpos, 0.01 * rng.standard_normal((num, self.model.nv)), {}
+
+
+def control_bounds(model: mujoco.MjModel) -> tuple[np.ndarray, np.ndarray]:
+    """The actuators' control range; infinite where an actuator has none."""
+    limited = model.actuator_ctrllimited.astype(bool)
+    low, high = model.actuator_ctrlrange.T
+    return np.where(limited, low, -np.inf), np.where(limited, high, np.inf)
+
+
+def _positions_and_velocities(qpos: np.ndarray, qvel: np.ndarray, extras: Extras) -> np.ndarray:
+    return np.concatenate([qpos, qvel], axis=-1)
+
+
+def _state_names(model: mujoco.MjModel) -> list[str]:
+    """A name for every position and velocity, from the joints."""
+
+    def names(kind: str, starts: np.ndarray, total: int) -> list[str]:
+        ends = [*starts[1:], total]
+        found = []
+        for joint, (start, end) in enumerate(zip(starts, ends, strict=True)):
+            name = f"{kind}_{model.joint(joint).name or joint}"
+            found += [name] if end - start == 1 else [f"{name}_{i}" for i in range(end - start)]
+        return found
+
+    return [
+        *names("position", model.jnt_qposadr, model.nq),
+        *names("velocity", model.jnt_dofadr, model.nv),
+    ]

@@ -1,0 +1,360 @@
+"""The dm_control suite, every task by name.
+
+The paper's four domains run on native rollouts, with initial states and observations written as
+vectorised functions of positions and velocities. Every other task runs through its own code, one
+state at a time, on a physics whose complete state is set before and read after.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
+
+# Nothing is rendered here, and dm_control fails on a machine without a display if it looks for one.
+os.environ.setdefault("MUJOCO_GL", "disable")
+
+import mujoco
+import numpy as np
+from dm_control import suite
+from dm_control.rl import control
+
+from cqm.worlds.base import PerThread, Rollout, States, Status, World, prototype_actions
+from cqm.worlds.mujoco import Extras, InitialFn, MujocoWorld, ObservationFn
+
+_INTEGRATION = mujoco.mjtState.mjSTATE_INTEGRATION.value
+_NEEDS_DISPLAY = {"quadruped-escape"}
+
+
+@dataclass(frozen=True)
+class Domain:
+    """What a native world needs to know of a task beyond its model."""
+
+    initial: Callable[[mujoco.MjModel], InitialFn]
+    observation: ObservationFn
+    observation_names: tuple[str, ...]
+    settle_steps: int = 0
+
+
+def task_names() -> list[str]:
+    """The names of all tasks that load without a display, `domain-task`.
+
+    >>> {"reacher-easy", "humanoid-run"} <= set(task_names())
+    True
+    """
+    return sorted({"-".join(task) for task in suite.ALL_TASKS} - _NEEDS_DISPLAY)
+
+
+def load_task(
+    name: str, *, candidate_actions: np.ndarray | None = None, seed: int = 0, native: bool = True
+) -> World:
+    """The world of a suite task.
+
+    Args:
+        name: As in `task_names`.
+        candidate_actions: `[actions, controls]`; the paper's for this domain by default.
+        seed: Of the default candidate actions; 0 is the set fixed for the domain.
+        native: Whether to use the vectorised native form where there is one.
+    """
+    if name not in task_names():
+        raise ValueError(f"unknown suite task {name!r}; available: {task_names()}")
+    if not native or name not in DOMAINS:
+        return TaskWorld(name, candidate_actions=candidate_actions, seed=seed)
+    domain, environment = DOMAINS[name], _environment(name)
+    model = environment.physics.model.ptr
+    return SuiteWorld(
+        model,
+        name=name,
+        substeps=environment._n_sub_steps,
+        initial=domain.initial(model),
+        settle_steps=domain.settle_steps,
+        observation=domain.observation,
+        observation_names=domain.observation_names,
+        candidate_actions=candidate_actions,
+        seed=seed,
+    )
+
+
+class SuiteWorld(MujocoWorld):
+    """A suite task on native rollouts."""
+
+    def identity(self) -> dict[str, Any]:
+        """Name, parameters and versions."""
+        identity = super().identity()
+        identity["kind"] = "suite"
+        identity["versions"]["dm_control"] = version("dm_control")
+        return identity
+
+
+class TaskWorld(World):
+    """A suite task through its own Python code: any task, at the speed of a Python loop.
+
+    The state is MuJoCo's integration state, the model's fields that the task draws anew in every
+    episode (a target's place, say), and the observation, some of which are sensors of the step just
+    taken.
+    """
+
+    cloning = "MuJoCo state, model fields, task code (one state at a time)"
+
+    def __init__(self, name: str, *, candidate_actions: np.ndarray | None = None, seed: int = 0):
+        self.name, self.seed = name, seed
+        self._environment = PerThread(functools.partial(_environment, name))
+        environment = self._environment.get()
+        self._model_fields = _episode_fields(environment)
+        observation = environment.reset().observation
+        self.observation_names = self.feature_names = tuple(
+            f"{key}_{i}" if np.size(value) > 1 else key
+            for key, value in observation.items()
+            for i in range(np.size(value))
+        )
+        spec = environment.action_spec()
+        self.control_low, self.control_high = spec.minimum, spec.maximum
+        if candidate_actions is None:
+            candidate_actions = prototype_actions(
+                self.control_low, self.control_high, name=name, seed=seed
+            )
+        self.candidate_actions = np.asarray(candidate_actions, float)
+
+    def reset(self, num: int, rng: np.random.Generator) -> States:
+        """Draw `num` initial states with the task's own code."""
+        environment = self._environment.get()
+        states = []
+        for episode_seed in rng.integers(2**32, size=num):
+            environment.task.random.seed(episode_seed)
+            observation = environment.reset().observation
+            states.append(self._capture(environment, _flat(observation)))
+        return {key: np.stack([state[key] for state in states]) for key in states[0]}
+
+    def observe(self, states: States) -> np.ndarray:
+        """Observations `[n, observations]` of states."""
+        return states["observation"]
+
+    def rollout(
+        self, states: States, controls: np.ndarray, noise: np.ndarray, *, final: bool = True
+    ) -> Rollout:
+        """Roll every state forward, open loop, one after the other."""
+        environment = self._environment.get()
+        num, horizon = controls.shape[:2]
+        features = np.full((num, horizon, len(self.feature_names)), np.nan)
+        status = np.zeros(num, dtype=np.int8)
+        after = []
+        for i in range(num):
+            self._set(environment, {key: values[i] for key, values in states.items()})
+            try:
+                for t in range(horizon):
+                    environment.task.before_step(controls[i, t], environment.physics)
+                    environment.physics.step(environment._n_sub_steps)
+                    environment.task.after_step(environment.physics)
+                    features[i, t] = _flat(environment.task.get_observation(environment.physics))
+            except control.PhysicsError:
+                status[i] = Status.DIVERGED
+            if status[i] == Status.OK and not np.isfinite(features[i]).all():
+                status[i] = Status.NOT_FINITE
+            if final:
+                after.append(self._capture(environment, features[i, -1]))
+        return Rollout(
+            features, status, {key: np.stack([s[key] for s in after]) for key in states if final}
+        )
+
+    def identity(self) -> dict[str, Any]:
+        """Name, parameters and versions."""
+        return {
+            "name": self.name,
+            "kind": "suite task",
+            "candidate_actions": self.candidate_actions.tolist(),
+            "versions": {name: version(name) for name in ("mujoco", "dm_control")},
+        }
+
+    def _capture(self, environment: control.Environment, observation: np.ndarray) -> States:
+        model, data = environment.physics.model.ptr, environment.physics.data.ptr
+        integration = np.empty(mujoco.mj_stateSize(model, _INTEGRATION))
+        mujoco.mj_getState(model, data, integration, _INTEGRATION)
+        fields = {f"model_{name}": getattr(model, name).copy() for name in self._model_fields}
+        return {"integration": integration, "observation": observation, **fields}
+
+    def _set(self, environment: control.Environment, state: Mapping[str, np.ndarray]) -> None:
+        model, data = environment.physics.model.ptr, environment.physics.data.ptr
+        for name in self._model_fields:
+            getattr(model, name)[...] = state[f"model_{name}"]
+        mujoco.mj_resetData(model, data)
+        mujoco.mj_setState(model, data, state["integration"], _INTEGRATION)
+        mujoco.mj_forward(model, data)
+
+
+def _environment(name: str) -> control.Environment:
+    return suite.load(*name.split("-", 1), task_kwargs={"random": 0})
+
+
+def _episode_fields(environment: control.Environment) -> list[str]:
+    """The model's arrays that differ between episodes."""
+    model = environment.physics.model.ptr
+    names = [name for name in dir(model) if isinstance(getattr(model, name), np.ndarray)]
+    before = {name: getattr(model, name).copy() for name in names}
+    changed = set()
+    for _ in range(4):
+        environment.reset()
+        changed |= {
+            name for name in names if not np.array_equal(getattr(model, name), before[name])
+        }
+    return sorted(changed)
+
+
+def _flat(observation: Mapping[str, Any]) -> np.ndarray:
+    return np.concatenate([np.ravel(value) for value in observation.values()])
+
+
+def _rest(model: mujoco.MjModel, num: int) -> tuple[np.ndarray, np.ndarray]:
+    return np.tile(model.qpos0, (num, 1)), np.zeros((num, model.nv))
+
+
+def _random_joints(
+    model: mujoco.MjModel, num: int, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """Limited joints uniform in their range, unlimited hinges uniform on the circle."""
+    qpos, qvel = _rest(model, num)
+    limited = model.jnt_limited.astype(bool)
+    hinge = model.jnt_type == mujoco.mjtJoint.mjJNT_HINGE
+    low = np.where(limited, model.jnt_range[:, 0], -np.pi)
+    high = np.where(limited, model.jnt_range[:, 1], np.pi)
+    drawn = limited | hinge
+    qpos[:, drawn] = rng.uniform(low[drawn], high[drawn], (num, drawn.sum()))
+    return qpos, qvel
+
+
+def _cartpole_initial(model: mujoco.MjModel) -> InitialFn:
+    def initial(num: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, Extras]:
+        qpos = [0, np.pi] + 0.01 * rng.standard_normal((num, 2))
+        return qpos, 0.01 * rng.standard_normal((num, 2)), {}
+
+    return initial
+
+
+def _cartpole_observation(qpos: np.ndarray, qvel: np.ndarray, extras: Extras) -> np.ndarray:
+    angle = qpos[..., 1]
+    return np.concatenate(
+        [qpos[..., :1], np.stack([np.cos(angle), np.sin(angle)], axis=-1), qvel], axis=-1
+    )
+
+
+def _reacher_initial(model: mujoco.MjModel) -> InitialFn:
+    def initial(num: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, Extras]:
+        qpos, qvel = _random_joints(model, num, rng)
+        angle, radius = rng.uniform(0, 2 * np.pi, num), rng.uniform(0.05, 0.20, num)
+        target = np.stack([radius * np.sin(angle), radius * np.cos(angle)], axis=-1)
+        return qpos, qvel, {"target": target}
+
+    return initial
+
+
+def _reacher_observation(qpos: np.ndarray, qvel: np.ndarray, extras: Extras) -> np.ndarray:
+    observation = np.empty((*qpos.shape[:-1], 6))
+    shoulder, both = qpos[..., 0], qpos[..., 0] + qpos[..., 1]
+    observation[..., :2] = qpos
+    # Two links of the same length, seen from the target.
+    observation[..., 2] = extras["target"][..., 0] - 0.12 * (np.cos(shoulder) + np.cos(both))
+    observation[..., 3] = extras["target"][..., 1] - 0.12 * (np.sin(shoulder) + np.sin(both))
+    observation[..., 4:] = qvel
+    return observation
+
+
+def _cheetah_initial(model: mujoco.MjModel) -> InitialFn:
+    limited = model.jnt_limited.astype(bool)
+    low, high = model.jnt_range[limited].T
+
+    def initial(num: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, Extras]:
+        qpos, qvel = _rest(model, num)
+        qpos[:, limited] = rng.uniform(low, high, (num, limited.sum()))
+        return qpos, qvel, {}
+
+    return initial
+
+
+def _cheetah_observation(qpos: np.ndarray, qvel: np.ndarray, extras: Extras) -> np.ndarray:
+    return np.concatenate([qpos[..., 1:], qvel], axis=-1)
+
+
+def _walker_initial(model: mujoco.MjModel) -> InitialFn:
+    def initial(num: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, Extras]:
+        return *_random_joints(model, num, rng), {}
+
+    return initial
+
+
+def _walker_observation(qpos: np.ndarray, qvel: np.ndarray, extras: Extras) -> np.ndarray:
+    observation = np.empty((*qpos.shape[:-1], 24))
+    # The legs' joints turn about −y, the torso's about y.
+    torso = qpos[..., 2:3]
+    angles = np.concatenate(
+        [
+            torso,
+            torso - np.cumsum(qpos[..., 3:6], axis=-1),
+            torso - np.cumsum(qpos[..., 6:9], axis=-1),
+        ],
+        axis=-1,
+    )
+    np.cos(angles, out=observation[..., 0:14:2])
+    np.sin(angles, out=observation[..., 1:14:2])
+    observation[..., 14] = qpos[..., 0] + 1.3
+    observation[..., 15:] = qvel
+    return observation
+
+
+_CHEETAH_JOINTS = (
+    "rootx",
+    "rootz",
+    "rooty",
+    "bthigh",
+    "bshin",
+    "bfoot",
+    "fthigh",
+    "fshin",
+    "ffoot",
+)
+_WALKER_LEGS = tuple(
+    f"{side}_{joint}" for side in ("right", "left") for joint in ("hip", "knee", "ankle")
+)
+_WALKER_BODIES = (
+    "torso",
+    *(f"{s}_{b}" for s in ("right", "left") for b in ("thigh", "leg", "foot")),
+)
+
+DOMAINS = {
+    "cartpole-swingup": Domain(
+        _cartpole_initial,
+        _cartpole_observation,
+        ("cart_position", "pole_cos", "pole_sin", "cart_velocity", "pole_velocity"),
+    ),
+    "reacher-easy": Domain(
+        _reacher_initial,
+        _reacher_observation,
+        (
+            "position_shoulder",
+            "position_wrist",
+            "to_target_x",
+            "to_target_y",
+            "velocity_shoulder",
+            "velocity_wrist",
+        ),
+    ),
+    "cheetah-run": Domain(
+        _cheetah_initial,
+        _cheetah_observation,
+        (
+            *(f"position_{joint}" for joint in _CHEETAH_JOINTS[1:]),
+            *(f"velocity_{joint}" for joint in _CHEETAH_JOINTS),
+        ),
+        settle_steps=200,
+    ),
+    "walker-walk": Domain(
+        _walker_initial,
+        _walker_observation,
+        (
+            *(f"{body}_{axis}" for body in _WALKER_BODIES for axis in ("cos", "sin")),
+            "height",
+            *(f"velocity_{joint}" for joint in ("rootz", "rootx", "rooty", *_WALKER_LEGS)),
+        ),
+    ),
+}
