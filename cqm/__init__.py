@@ -10,6 +10,7 @@ __version__ = "0.1.0"
 _PUBLIC = {
     "branches": ("Branches", "Recipe", "combine"),
     "collection": ("collect",),
+    "coupling": ("audit",),
     "quotient": (
         "ComparisonGraph",
         "EffectSpectrum",

@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy import optimize, spatial
+from scipy import spatial
 
 from cqm.quotient import as_reference
 
@@ -22,8 +22,8 @@ def total_mass(discount: float, horizon: int | None) -> float:
     >>> total_mass(0.5, 2), total_mass(0.75, None), total_mass(1.0, 12)
     (1.5, 4.0, 12.0)
     """
-    if horizon is not None and (horizon != int(horizon) or horizon < 1):
-        raise ValueError(f"horizon must be a whole number of at least 1, or None; got {horizon}")
+    if horizon is not None and not (isinstance(horizon, (int, np.integer)) and horizon >= 1):
+        raise ValueError(f"horizon must be a whole number of at least 1, or None; got {horizon!r}")
     if not (0 <= discount < 1 or (discount == 1 and horizon is not None)):
         raise ValueError(
             "discount must be in [0, 1), or 1 with a finite horizon; "
@@ -44,6 +44,10 @@ def total_variation(reference: ArrayLike, discount: float, horizon: int | None) 
     [0.75, 2.25]
     """
     reference = np.asarray(reference, float)
+    if reference.ndim < 1 or reference.shape[-1] < 2:
+        raise ValueError(
+            f"reference must be [..., at least 2 actions]; got shape {reference.shape}"
+        )
     return 2 * total_mass(discount, horizon) * (1 - as_reference(reference, reference[..., None]))
 
 
@@ -131,10 +135,15 @@ def covering_radius(candidates: ArrayLike, low: ArrayLike, high: ArrayLike) -> f
             f"got shapes {points.shape}, {low.shape}, {high.shape}"
         )
     if not (np.isfinite(points).all() and np.isfinite([low, high]).all() and np.all(low < high)):
-        raise ValueError("candidates and a box with low < high must be finite")
+        raise ValueError(
+            "candidates and a box with low < high must be finite; "
+            f"got candidates {points.tolist()}, low {low.tolist()}, high {high.tolist()}"
+        )
     if np.any(points < low) or np.any(points > high):
         raise ValueError(f"candidates must lie in the box; got {points.tolist()}")
-    points = np.unique(points, axis=0)
+    # Candidates a rounding error apart are one: the plane between them has no direction.
+    _, first = np.unique(((points - low) / (high - low)).round(12), axis=0, return_index=True)
+    points = points[first]
     if low.size > 8:
         raise ValueError(f"covering_radius takes at most 8 control dimensions; got {low.size}")
     if low.size == 1:
@@ -149,19 +158,29 @@ def _farthest_in_cell(points: np.ndarray, i: int, low: np.ndarray, high: np.ndar
         corners = np.array(list(itertools.product(*zip(low, high, strict=True))))
         return float(np.linalg.norm(corners - points[0], axis=1).max())
     point, others = points[i], np.delete(points, i, axis=0)
-    # Nearer to the point than to another: 2(other − point)·x ≤ |other|² − |point|².
-    normals = np.concatenate([2 * (others - point), np.eye(low.size), -np.eye(low.size)])
-    limits = np.concatenate([(others**2).sum(1) - (point**2).sum(), high, -low])
-    # qhull wants a point strictly inside; the candidate itself may sit on the box's edge.
-    lengths = np.linalg.norm(normals, axis=1)
-    inside = optimize.linprog(
-        np.append(np.zeros(low.size), -1.0),
-        A_ub=np.column_stack([normals, lengths]),
-        b_ub=limits,
-        bounds=[(None, None)] * low.size + [(0, None)],
+    # Nearer to the point than to another: on the point's side of the plane half way between them.
+    normals = (others - point) / np.linalg.norm(others - point, axis=1, keepdims=True)
+    limits = (normals * (others + point) / 2).sum(axis=1)
+    # Vertices survive any scaling of the axes, and qhull works best in the cube [-1, 1].
+    middle, half = (low + high) / 2, (high - low) / 2
+    normals, limits = normals * half, limits - normals @ middle
+    sizes = np.linalg.norm(normals, axis=1)
+    normals, limits = normals / sizes[:, None], limits / sizes
+    # qhull wants a point strictly inside; the candidate may sit on the box's edge, so it is moved
+    # towards the middle, at most half way to the first plane.
+    start = (point - middle) / half
+    speeds = -normals @ start
+    with np.errstate(divide="ignore"):
+        step = np.where(speeds > 0, (limits + speeds) / speeds, 1.0).min()
+    eye = np.eye(low.size)
+    halfspaces = np.column_stack(
+        [
+            np.concatenate([normals, eye, -eye]),
+            -np.concatenate([limits, np.ones(2 * low.size)]),
+        ]
     )
-    cell = spatial.HalfspaceIntersection(np.column_stack([normals, -limits]), inside.x[:-1])
-    return float(np.linalg.norm(cell.intersections - point, axis=1).max())
+    cell = spatial.HalfspaceIntersection(halfspaces, (1 - min(step, 1.0) / 2) * start)
+    return float(np.linalg.norm(cell.intersections * half + middle - point, axis=1).max())
 
 
 def _not_negative(name: str, value: ArrayLike) -> np.ndarray:

@@ -245,9 +245,12 @@ class Branches:
     @property
     def states(self) -> dict[str, np.ndarray]:
         """The stored simulator states, for the world's `restore`."""
-        names = self._shards[0].names() if self._shards else []
-        prefix = "state."
-        return {n.removeprefix(prefix): self.array(n) for n in names if n.startswith(prefix)}
+        names = [name for name in self.array_names() if name.startswith("state.")]
+        return {name.removeprefix("state."): self.array(name) for name in names}
+
+    def array_names(self) -> list[str]:
+        """The names of the stored arrays."""
+        return self._shards[0].names()
 
     def array(self, name: str) -> np.ndarray:
         """A stored array as it is, native and unmixed."""

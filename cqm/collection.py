@@ -6,6 +6,7 @@ simulates which block: threads, clusters, interruption and resumption do not cha
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -53,7 +54,7 @@ def collect(
     >>> collect(world, states=4, seed=7)
     Branches(cartpole-swingup, 4 families of 3/3 arms, 1 draws, horizon 12, discount 0.95, seed 7)
     """
-    plan = _plan(world, recipe)
+    plan = plan_collection(world, recipe)
     if cluster is not None and out is None:
         raise ValueError("collecting on a cluster needs a directory to write to; give out=")
     if out is None:
@@ -86,8 +87,8 @@ def collect(
     return Branches.open(directory)
 
 
-def _plan(world: World, recipe: Mapping[str, Any]) -> Plan:
-    """A checked recipe for a world."""
+def plan_collection(world: World, recipe: Mapping[str, Any]) -> Plan:
+    """A checked recipe for a world, and how the work is cut."""
     values, num_actions = dict(recipe), len(world.candidate_actions)
     policy = values.get("continuation")
     if isinstance(policy, Policy):
@@ -198,10 +199,11 @@ def _prepare(directory: Path, plan: Plan) -> str:
     """Make or check the directory's manifest; returns its digest."""
     path = directory / shards.MANIFEST
     storage.remove_partial(directory)
-    mixing = None
+    mixing, entry = None, None
     if plan.mixing is not None:
-        mixing = shards.write_mixing(directory, plan.mixing)
-    wanted = plan.manifest(mixing)
+        mixing = storage.encode_arrays(plan.mixing, {})
+        entry = {"file": shards.MIXING, "sha256": hashlib.sha256(mixing).hexdigest()}
+    wanted = plan.manifest(entry)
     if path.exists():
         changes = shards.differences(shards.read_manifest(directory), wanted)
         if changes:
@@ -215,6 +217,8 @@ def _prepare(directory: Path, plan: Plan) -> str:
                 f"{directory} holds shards without a manifest; choose another directory"
             )
         storage.write_json(path, wanted)
+    if mixing is not None:
+        storage.write_bytes(directory / shards.MIXING, mixing)
     return storage.sha256(path)
 
 

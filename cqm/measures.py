@@ -39,7 +39,7 @@ class FiniteMDP:
 
     def __init__(self, transitions: ArrayLike | sparse.sparray, policy: ArrayLike | None = None):
         if sparse.issparse(transitions):
-            self.transitions = sparse.csr_array(transitions, dtype=float)
+            self.transitions = sparse.csr_array(transitions, dtype=float, copy=True)
             rows, self.num_states = self.transitions.shape
             if self.num_states == 0 or rows % self.num_states:
                 raise ValueError(
@@ -66,7 +66,7 @@ class FiniteMDP:
         shape = (self.num_states, self.num_actions)
         if policy is None:
             policy = np.full(shape, 1 / self.num_actions)
-        self.policy = np.asarray(policy, float)
+        self.policy = np.array(policy, float)
         if self.policy.shape != shape:
             raise ValueError(f"policy must be [states, actions] = {shape}; got {self.policy.shape}")
         _check_stochastic("policy", self.policy, self.policy.sum(axis=1))
@@ -104,32 +104,42 @@ def successor_measure(
     """
     total_mass(discount, horizon)
     _checked_space(space)
-    chosen = np.arange(mdp.num_states) if states is None else np.atleast_1d(np.asarray(states))
-    if chosen.ndim != 1 or np.any((chosen < 0) | (chosen >= mdp.num_states)):
-        raise ValueError(f"states must be indices in 0..{mdp.num_states - 1}; got {chosen}")
+    states = np.arange(mdp.num_states) if states is None else states
+    chosen = _indices("states", states, mdp.num_states)
     pairs = (chosen[:, None] * mdp.num_actions + np.arange(mdp.num_actions)).ravel()
-    first = mdp.transitions[pairs].toarray()  # [pairs, states], the law of the next state
-    visits = _discounted_visits(mdp, first, discount, horizon)
-    if space == "next_state":
-        measure = first + visits @ mdp.state_transitions
+    first = mdp.transitions[pairs]  # [pairs, states], the law of the next state
+    if space == "next_state" and len(pairs) >= mdp.num_states:
+        # Fewer right-hand sides: once for every state, then a sparse product for the first action.
+        measure = first @ _discounted_visits(mdp, None, discount, horizon)
+    elif space == "next_state":
+        measure = _discounted_visits(mdp, first, discount, horizon)
     else:
+        later = None if horizon is None else horizon - 1
+        visits = discount * _discounted_visits(mdp, first, discount, later)
         weights = visits[:, :, None] * mdp.policy
-        weights = weights.reshape(len(pairs), -1)
+        weights = weights.reshape(len(pairs), mdp.num_states * mdp.num_actions)
         weights[np.arange(len(pairs)), pairs] += 1  # the first action, taken for certain
         measure = weights[:, mdp.transitions.nonzero()[0]] * mdp.transitions.data
-    return measure.reshape(len(chosen), mdp.num_actions, -1)
+    return measure.reshape(len(chosen), mdp.num_actions, measure.shape[-1])
 
 
 def _discounted_visits(
-    mdp: FiniteMDP, first: np.ndarray, discount: float, horizon: int | None
+    mdp: FiniteMDP, start: sparse.csr_array | None, discount: float, horizon: int | None
 ) -> np.ndarray:
-    """Σ_{1≤k<H} γᵏ Pr(S_k), the discounted visits after the first step, `[pairs, states]`."""
+    """Σ_{k<H} γᵏ start P_πᵏ; without a start the sum for every state, `[states, states]`."""
     if horizon is None:
         system = sparse.eye_array(mdp.num_states) - discount * mdp.state_transitions
-        return sparse_linalg.splu(sparse.csc_array(system.T)).solve(discount * first.T).T
-    visits = np.zeros_like(first)
-    law = first
-    for k in range(1, horizon):
+        if start is None:
+            return np.linalg.solve(system.toarray().T, np.eye(mdp.num_states)).T
+        return sparse_linalg.splu(sparse.csc_array(system.T)).solve(start.toarray().T).T
+    if start is None:
+        visits = eye = np.eye(mdp.num_states)
+        for _ in range(horizon - 1):
+            visits = eye + discount * (mdp.state_transitions @ visits)
+        return visits
+    law = start.toarray()
+    visits = np.zeros_like(law)
+    for k in range(horizon):
         visits += discount**k * law
         law = law @ mdp.state_transitions
     return visits
@@ -189,11 +199,12 @@ def integrate(measures: np.ndarray, reward: ArrayLike) -> np.ndarray:
     [1.25, 0.0]
     """
     reward = np.asarray(reward, float)
-    if reward.shape != measures.shape[-1:] or not np.all(np.isfinite(reward)):
+    if reward.shape != measures.shape[-1:]:
         raise ValueError(
-            f"reward must be finite, one number an event, [{measures.shape[-1]}]; "
-            f"got shape {reward.shape}"
+            f"reward must be one number an event, [{measures.shape[-1]}]; got shape {reward.shape}"
         )
+    if not np.all(np.isfinite(reward)):
+        raise ValueError(f"reward must be finite; got {reward[~np.isfinite(reward)][0]}")
     return measures @ reward
 
 
@@ -204,11 +215,12 @@ def project(measures: np.ndarray, features: ArrayLike) -> np.ndarray:
     [[1.25, 2.75], [0.0, 1.5]]
     """
     features = np.asarray(features, float)
-    if features.ndim != 2 or len(features) != measures.shape[-1] or np.isnan(features).any():
+    if features.ndim != 2 or len(features) != measures.shape[-1]:
         raise ValueError(
-            f"features must be [{measures.shape[-1]} events, d] without NaN; "
-            f"got shape {features.shape}"
+            f"features must be [{measures.shape[-1]} events, d]; got shape {features.shape}"
         )
+    if np.isnan(features).any():
+        raise ValueError(f"features must not contain NaN; got {np.isnan(features).sum()} of them")
     return measures @ features
 
 
@@ -221,6 +233,11 @@ def density_ratio(measures: np.ndarray, base: np.ndarray) -> np.ndarray:
     >>> density_ratio(np.array([[[1.25, 0.25], [0.0, 1.5]]]), np.array([[0.625, 0.875]])).tolist()
     [[[1.0, -0.7142857142857143], [-1.0, 0.7142857142857142]]]
     """
+    if measures.ndim != 3 or np.isnan(measures).any() or np.isnan(base).any():
+        raise ValueError(
+            "measures must be [states, actions, events] and, like the base, without NaN; "
+            f"got shape {measures.shape}, {np.isnan(measures).sum()} and {np.isnan(base).sum()} NaN"
+        )
     if base.shape != (measures.shape[0], measures.shape[2]):
         raise ValueError(
             f"base must be [states, events] = {(measures.shape[0], measures.shape[2])}; "
@@ -231,7 +248,7 @@ def density_ratio(measures: np.ndarray, base: np.ndarray) -> np.ndarray:
         state, action, event = np.argwhere(unreachable)[0]
         raise ValueError(
             "measures must be absolutely continuous with respect to the base; "
-            f"state {state}, action {action} puts {measures[state, action, event]:.3g} on event "
+            f"state row {state}, action {action} puts {measures[state, action, event]:.3g} on event "
             f"{event}, where the base has none ({unreachable.sum()} such places)"
         )
     safe = np.where(base > 0, base, 1)[:, None]
@@ -290,8 +307,15 @@ def sample_events(
     """
     normaliser = total_mass(discount, horizon)
     _checked_space(space)
-    states, actions = np.broadcast_arrays(np.asarray(states), np.asarray(actions))
-    num = states.size
+    states = _indices("states", states, mdp.num_states)
+    actions = _indices("actions", actions, mdp.num_actions)
+    if len(states) != len(actions) and 1 not in (len(states), len(actions)):
+        raise ValueError(
+            "states and actions must be equally many, or one of either; "
+            f"got {len(states)} and {len(actions)}"
+        )
+    states, actions = np.broadcast_arrays(states, actions)
+    num = len(states)
     if horizon is None:
         delays = rng.geometric(1 - discount, num) - 1
     else:
@@ -309,7 +333,7 @@ def sample_events(
         events[remaining[done]] = next_states[done] if space == "next_state" else entries[done]
         remaining, next_states = remaining[~done], next_states[~done]
         uniforms = rng.random(len(remaining))[:, None]
-        next_actions = (uniforms > policy_cumulative[next_states, :-1]).sum(axis=1)
+        next_actions = (uniforms >= policy_cumulative[next_states, :-1]).sum(axis=1)
         pairs = next_states * mdp.num_actions + next_actions
     return EventSample(events, delays)
 
@@ -336,6 +360,17 @@ def _check_stochastic(name: str, values: np.ndarray, sums: np.ndarray) -> None:
     if np.any(abs(sums - 1) > 1e-9):
         row = int(abs(sums - 1).argmax())
         raise ValueError(f"{name} must have rows that sum to 1; row {row} sums to {sums[row]}")
+
+
+def _indices(name: str, values: ArrayLike, num: int) -> np.ndarray:
+    values = np.atleast_1d(np.asarray(values))
+    if (
+        values.ndim != 1
+        or not np.issubdtype(values.dtype, np.integer)
+        or np.any((values < 0) | (values >= num))
+    ):
+        raise ValueError(f"{name} must be indices in 0..{num - 1}; got {values}")
+    return values
 
 
 def _checked_space(space: str) -> str:

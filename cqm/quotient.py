@@ -48,16 +48,18 @@ def recenter(effects: Array, reference: Reference = None) -> Array:
     return center(effects, reference)
 
 
-def equivalent(f: Array, g: Array, *, tolerance: float = 1e-9) -> Array:
+def equivalent(f: Array, g: Array, *, tolerance: float | None = None) -> Array:
     """Whether two models differ only by what all actions share, per leading index.
 
-    The tolerance is relative to the larger of the two models at that index.
+    The tolerance is relative to the larger of the two models at that index; 1e-9, or what
+    the precision of the arrays allows.
 
     >>> bool(equivalent([[1.0], [3.0]], [[11.0], [13.0]]))
     True
     """
     f, g = _actions_and_features("f", f), _actions_and_features("g", g)
     _same_shape("f", f, "g", g)
+    tolerance = _resolution(f - g) if tolerance is None else tolerance
     distance, size_f, size_g = (abs(x).max(axis=(-2, -1)) for x in (center(f - g), f, g))
     return (distance <= tolerance * size_f) | (distance <= tolerance * size_g)
 
@@ -80,6 +82,11 @@ def contrast(effects: Array, *, action: ArrayLike, baseline: ArrayLike) -> Array
             and np.all((concrete >= 0) & (concrete <= last))
         ):
             raise ValueError(f"{name} must hold action indices in 0..{last}; got {concrete}")
+        if not _broadcasts(np.shape(index), effects.shape[:-2]):
+            raise ValueError(
+                f"{name} must be one index or fit the leading axes {list(effects.shape[:-2])}; "
+                f"got shape {np.shape(index)}"
+            )
         index = xp.broadcast_to(xp.asarray(index), effects.shape[:-2])
         return xp.take_along_axis(effects, index[..., None, None], axis=-2)[..., 0, :]
 
@@ -132,15 +139,17 @@ def pairwise_loss(predicted: Array, outcomes: Array, reference: Reference = None
     return (pairs * (differences**2).sum(axis=-1)).sum(axis=(-2, -1)).mean() / 2
 
 
-def effect_rank(effects: Array, *, tolerance: float = 1e-9) -> Array:
+def effect_rank(effects: Array, *, tolerance: float | None = None) -> Array:
     """The rank of the effects of each state, at most actions − 1 (thm. rank).
 
-    Singular values below `tolerance` times the largest count as zero.
+    Singular values below `tolerance` times the largest count as zero; 1e-9, or what the
+    precision of the array allows.
 
     >>> int(effect_rank([[1.0, 2.0], [-1.0, -2.0]]))
     1
     """
     effects = _actions_and_features("effects", effects)
+    tolerance = _resolution(effects) if tolerance is None else tolerance
     values = _namespace(effects).linalg.svd(effects, compute_uv=False)
     return (values > tolerance * values[..., :1]).sum(axis=-1)
 
@@ -153,14 +162,18 @@ class EffectSpectrum:
     directions: Array  # [features, features], one orthonormal direction a row
     pointwise_bound: int  # what the rank of a single state's effects cannot exceed
 
-    def rank(self, *, tolerance: float = 1e-18) -> int:
+    def rank(self, *, tolerance: float | None = None) -> int:
         """The dimension of the global span; energies under `tolerance` × the largest are zero."""
+        tolerance = _resolution(self.energies) ** 2 if tolerance is None else tolerance
         return int(np.sum(np.asarray(self.energies) > tolerance * float(self.energies[0])))
 
     def captured(self, rank: int) -> float:
         """The share of all effect energy that the best decoder of this rank can express."""
-        energies = np.asarray(self.energies)
-        return float(np.sum(energies[:rank]) / np.sum(energies))
+        if rank < 0:
+            raise ValueError(f"rank must be at least 0; got {rank}")
+        energies = np.asarray(self.energies, float)
+        total = np.sum(energies)
+        return float(np.sum(energies[:rank]) / total) if total > 0 else 1.0
 
 
 def effect_spectrum(effects: Array) -> EffectSpectrum:
@@ -196,12 +209,13 @@ class ComparisonGraph:
     def __post_init__(self) -> None:
         if self.num_actions < 2:
             raise ValueError(f"a comparison needs at least 2 actions; got {self.num_actions}")
-        edges = tuple(sorted({(min(a, b), max(a, b)) for a, b in self.edges}))
-        bad = [e for e in edges if e[0] == e[1] or e[0] < 0 or e[1] >= self.num_actions]
+        actions = range(self.num_actions)
+        bad = [(a, b) for a, b in self.edges if a == b or a not in actions or b not in actions]
         if bad:
             raise ValueError(
                 f"edges must join two different actions in 0..{self.num_actions - 1}; got {bad}"
             )
+        edges = tuple(sorted({(int(min(a, b)), int(max(a, b))) for a, b in self.edges}))
         object.__setattr__(self, "edges", edges)
 
     @classmethod
@@ -224,6 +238,8 @@ class ComparisonGraph:
         cls, num_actions: int, rng: np.random.Generator, *, extra_edges: int = 0
     ) -> ComparisonGraph:
         """A random connected graph: a random tree and some more edges."""
+        if extra_edges < 0:
+            raise ValueError(f"extra_edges must be at least 0; got {extra_edges}")
         order = rng.permutation(num_actions)
         tree = [(int(order[rng.integers(i)]), int(order[i])) for i in range(1, num_actions)]
         absent = sorted(
@@ -286,6 +302,10 @@ class ComparisonGraph:
         ValueError: the comparison graph is not connected: components (0, 1), (2, 3); ...
         """
         wanted = set(range(self.num_actions) if among is None else among)
+        if strangers := sorted(wanted - set(range(self.num_actions))):
+            raise ValueError(
+                f"among must hold actions in 0..{self.num_actions - 1}; got {strangers}"
+            )
         parts = [part for part in self.components() if wanted & set(part)]
         if len(parts) > 1:
             raise ValueError(
@@ -346,10 +366,17 @@ def edge_loss(graph: ComparisonGraph, predicted: Array, outcomes: Array) -> Arra
 
 def as_reference(reference: Reference, outcomes: Array) -> Array:
     """The reference as an array that broadcasts against `outcomes[..., 0]`, checked."""
+    if outcomes.ndim < 2 or outcomes.shape[-2] < 2:
+        raise ValueError(
+            "a reference needs outcomes of [..., at least 2 actions, features]; "
+            f"got shape {outcomes.shape}"
+        )
     num_actions = outcomes.shape[-2]
+    # `float` is float64 for NumPy and JAX's default precision for JAX.
+    dtype = float if _namespace(outcomes) is np else outcomes.dtype
     if reference is None:
-        return np.full(num_actions, 1.0 / num_actions, dtype=outcomes.dtype)
-    weights = _floats("reference", reference).astype(outcomes.dtype)
+        return np.full(num_actions, 1.0 / num_actions, dtype=dtype)
+    weights = _floats("reference", reference).astype(dtype)
     if weights.shape[-1:] != (num_actions,) or not _broadcasts(weights.shape, outcomes.shape[:-1]):
         raise ValueError(
             f"reference must be [{num_actions}] or {list(outcomes.shape[:-1])}; "
@@ -413,6 +440,13 @@ def _concrete(values: Any) -> np.ndarray | None:
     """The values as NumPy, or None where they are traced and cannot be looked at."""
     jax = sys.modules.get("jax")
     return None if jax and isinstance(values, jax.core.Tracer) else np.asarray(values)
+
+
+def _resolution(values: Array) -> float:
+    """The relative size below which a difference may be rounding: 1e-9, more for short floats."""
+    jax = sys.modules.get("jax")
+    finfo = jax.numpy.finfo if jax else np.finfo  # which knows bfloat16 as well
+    return max(1e-9, 16 * float(finfo(values.dtype).eps))
 
 
 def _broadcasts(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:

@@ -194,12 +194,6 @@ def read_manifest(directory: Path) -> dict[str, Any]:
     return manifest
 
 
-def write_mixing(directory: Path, mixing: Mapping[str, np.ndarray]) -> dict[str, str]:
-    """Write the matrices that mix the nuisance in; returns the manifest's entry."""
-    checksum = storage.write_bytes(directory / MIXING, storage.encode_arrays(mixing, {}))
-    return {"file": MIXING, "sha256": checksum}
-
-
 def read_mixing(directory: Path, manifest: Mapping[str, Any]) -> dict[str, np.ndarray] | None:
     """The matrices that mix the nuisance in, for a world that has one."""
     entry = manifest["mixing"]

@@ -149,12 +149,12 @@ def simulate_block(plan: Plan, block: int) -> Block:
 
     features, continuation = [], []
     for draw in range(draws):
-        family = Family(states, arms, uniforms[:, draw], noise[:, draw])
         if plan.policy is None:
-            result = roll_open_loop(plan, family)
+            actions = draw_actions(recipe, uniforms[:, draw], len(plan.world.candidate_actions))
+            result = roll_open_loop(plan, states, arms, actions, noise[:, draw])
         else:
-            common = None if path is None else (arrays["nuisance_start"], path[:, draw])
-            result = roll_closed_loop(plan, family, common)
+            common = None if path is None else path[:, draw]
+            result = roll_closed_loop(plan, states, arms, uniforms[:, draw], noise[:, draw], common)
         features.append(result.features)
         continuation.append(result.continuation)
         status = np.where(status == Status.OK, result.status, status)
@@ -173,16 +173,6 @@ def simulate_block(plan: Plan, block: int) -> Block:
 
 
 @dataclass(frozen=True)
-class Family:
-    """What the branches of each state share in one draw."""
-
-    states: States
-    arms: np.ndarray  # [n, arms]
-    uniforms: np.ndarray  # [n, horizon − 1], the randomness of the continuation
-    noise: np.ndarray  # [n, horizon, noise]
-
-
-@dataclass(frozen=True)
 class FamilyRollout:
     """The branches of each state in one draw."""
 
@@ -191,57 +181,65 @@ class FamilyRollout:
     continuation: np.ndarray  # [n, arms or 1, horizon − 1], candidate actions
 
 
-def roll_open_loop(plan: Plan, family: Family) -> FamilyRollout:
-    """Branches whose continuation does not depend on the state, at the simulator's own speed."""
-    num, num_arms = family.arms.shape
+def roll_open_loop(
+    plan: Plan, states: States, arms: np.ndarray, continuation: np.ndarray, noise: np.ndarray
+) -> FamilyRollout:
+    """Branches whose continuation does not depend on the state, at the simulator's own speed.
+
+    Args:
+        plan: The world and the recipe.
+        states: `n` states.
+        arms: First actions of each family, `[n, arms]`.
+        continuation: Actions after the first, shared by the arms, `[n, horizon − 1]`.
+        noise: Shared by the arms, `[n, horizon, noise]`.
+    """
+    num, num_arms = arms.shape
     actions = plan.world.candidate_actions
-    chosen = _draw_actions(plan.recipe.continuation, family.uniforms, len(actions))
     controls = np.empty((num, num_arms, plan.recipe.horizon, actions.shape[1]))
-    controls[:, :, 0] = actions[family.arms]
-    controls[:, :, 1:] = actions[chosen][:, None]
+    controls[:, :, 0] = actions[arms]
+    controls[:, :, 1:] = actions[continuation][:, None]
     rows = np.repeat(np.arange(num), num_arms)
     result = plan.native.rollout(
-        take(family.states, rows),
+        take(states, rows),
         controls.reshape(num * num_arms, *controls.shape[2:]),
-        family.noise[rows],
+        noise[rows],
         final=False,
     )
     features = result.features.reshape(num, num_arms, *result.features.shape[1:])
-    return FamilyRollout(features, _worst(result.status, num), chosen[:, None])
+    return FamilyRollout(features, _worst(result.status, num), continuation[:, None])
 
 
 def roll_closed_loop(
-    plan: Plan, family: Family, common: tuple[np.ndarray, np.ndarray] | None
+    plan: Plan,
+    states: States,
+    arms: np.ndarray,
+    uniforms: np.ndarray,
+    noise: np.ndarray,
+    nuisance: np.ndarray | None,
 ) -> FamilyRollout:
-    """Branches whose continuation sees the state, with the policy's noise shared across arms.
+    """Branches whose continuation sees the state, with the policy's noise shared by the arms.
 
     Args:
-        plan: The plan, whose policy is followed.
-        family: What the branches share.
-        common: The nuisance at the start `[n, dimension]` and its path `[n, arms or 1, horizon,
-            dimension]`, which the policy sees too.
+        plan: The world, the recipe and the policy.
+        states: `n` states.
+        arms: First actions of each family, `[n, arms]`.
+        uniforms: The policy's noise, `[n, horizon − 1]`.
+        noise: The world's noise, `[n, horizon, noise]`.
+        nuisance: The path of the nuisance, `[n, arms or 1, horizon, dimension]`; the policy
+            sees it too.
     """
-    assert plan.policy is not None
-    num, num_arms = family.arms.shape
+    num, num_arms = arms.shape
     rows = np.repeat(np.arange(num), num_arms)
-    states, noise, uniforms = take(family.states, rows), family.noise[rows], family.uniforms[rows]
-    action = family.arms.ravel()
-    features, chosen, status = [], [], np.zeros(len(rows), dtype=np.int8)
+    states, noise, uniforms = take(states, rows), noise[rows], uniforms[rows]
+    action, chosen, features = arms.ravel(), [], []
+    status = np.zeros(len(rows), dtype=np.int8)
     for t in range(plan.recipe.horizon):
         if t > 0:
             seen = states
-            if common is not None:
-                path = np.broadcast_to(common[1], (num, num_arms, *common[1].shape[2:]))
+            if nuisance is not None:
+                path = np.broadcast_to(nuisance, (num, num_arms, *nuisance.shape[2:]))
                 seen = {**states, "nuisance": path[:, :, t - 1].reshape(len(rows), -1)}
-            action = np.asarray(plan.policy.act(plan.world.observe(seen), uniforms[:, t - 1]))
-            if (
-                action.shape != (len(rows),)
-                or not np.isin(action, np.arange(len(plan.world.candidate_actions))).all()
-            ):
-                raise ValueError(
-                    f"policy {plan.policy.name!r} must return one candidate action in "
-                    f"0..{len(plan.world.candidate_actions) - 1} a row; got {action}"
-                )
+            action = _policy_actions(plan, plan.world.observe(seen), uniforms[:, t - 1])
             chosen.append(action)
         result = plan.native.step(states, plan.world.candidate_actions[action], noise[:, t])
         features.append(result.features[:, 0])
@@ -250,6 +248,19 @@ def roll_closed_loop(
     stacked = np.stack(features, axis=1).reshape(num, num_arms, plan.recipe.horizon, -1)
     continuation = np.array(chosen, dtype=int).reshape(-1, len(rows)).T
     return FamilyRollout(stacked, _worst(status, num), continuation.reshape(num, num_arms, -1))
+
+
+def _policy_actions(plan: Plan, observations: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
+    """The policy's candidate actions, checked."""
+    assert plan.policy is not None
+    actions = np.asarray(plan.policy.act(observations, uniforms))
+    num_actions = len(plan.world.candidate_actions)
+    if actions.shape != uniforms.shape or not np.isin(actions, np.arange(num_actions)).all():
+        raise ValueError(
+            f"policy {plan.policy.name!r} must return one candidate action in 0..{num_actions - 1} "
+            f"for each of {len(uniforms)} rows; got {actions}"
+        )
+    return actions.astype(int)
 
 
 def stream(seed: int, block: int, purpose: int) -> np.random.Generator:
@@ -294,14 +305,11 @@ def _draw_arms(plan: Plan, rng: np.random.Generator, num: int) -> np.ndarray:
     return np.sort(np.argsort(keys, axis=1)[:, : plan.num_arms], axis=1)
 
 
-def _draw_actions(
-    continuation: str | tuple[float, ...], uniforms: np.ndarray, num_actions: int
-) -> np.ndarray:
-    """Candidate actions from uniform numbers, by inverting their distribution."""
-    if isinstance(continuation, str):
+def draw_actions(recipe: Recipe, uniforms: np.ndarray, num_actions: int) -> np.ndarray:
+    """Candidate actions of the continuation from uniform numbers, by inverting their law."""
+    if isinstance(recipe.continuation, str):
         return (uniforms * num_actions).astype(int)
-    cumulative = np.cumsum(continuation)[:-1]
-    return np.searchsorted(cumulative, uniforms, side="right")
+    return np.searchsorted(np.cumsum(recipe.continuation)[:-1], uniforms, side="right")
 
 
 def _worst(status: np.ndarray, num: int) -> np.ndarray:

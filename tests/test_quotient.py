@@ -62,6 +62,8 @@ ALL = WITH_REFERENCE | WITHOUT_REFERENCE
         (lambda: recenter([[-1], [1]], [0.25, 0.75]), [[-1.5], [0.5]]),
         (lambda: equivalent([[[1], [3]]] * 2, [[[11], [13]], [[11], [14]]]), [True, False]),
         (lambda: equivalent([[1], [3]], [[2], [4.1]], tolerance=0.1), True),
+        (lambda: equivalent([[0], [0]], [[1e6], [1e6 + 1e-4]]), True),  # tiny beside the larger
+        (lambda: equivalent([[1e6], [1e6 + 1e-4]], [[0], [0]]), True),
         (lambda: contrast([[1, 5], [3, 5], [6, 1]], action=2, baseline=0), [5, -4]),
         (lambda: contrast([[[1], [3]]] * 2, action=[0, 1], baseline=[1, 1]), [[-2], [0]]),
         (lambda: inner_product([[1, 2], [3, 4]], [[1, 1], [2, 0]], [0.25, 0.75]), 5.25),
@@ -84,6 +86,8 @@ def test_numpy_is_computed_in_float64(convert):
         center(convert(outcomes)),
         center(convert(outcomes), np.float32(reference)),
         norm(convert(outcomes), reference),
+        contrast(convert(outcomes), action=1, baseline=0),
+        effect_spectrum(convert(outcomes)).energies,
         centered_loss(convert(outcomes), convert(outcomes)),
         effects_from_differences(ComparisonGraph.path(3), convert(outcomes)),
     ):

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from cqm.worlds.base import ContractReport, Rollout, States, Status, World, check_world
 
-__all__ = ["ContractReport", "Rollout", "States", "Status", "World", "check_world", "load_world"]
+__all__ = [
+    "ContractReport",
+    "Rollout",
+    "States",
+    "Status",
+    "World",
+    "check_world",
+    "load_world",
+    "reload_world",
+]
 
 
 def load_world(
@@ -44,3 +54,25 @@ def load_world(
     if not isinstance(nuisance, Nuisance):
         nuisance = Nuisance(dimension=nuisance, seed=seed)
     return NuisanceWorld(world, nuisance)
+
+
+def reload_world(identity: Mapping[str, Any]) -> World:
+    """The world of a stored identity, for worlds that have a name to load them by."""
+    from cqm.worlds.nuisance import Nuisance
+
+    if identity["kind"] not in ("suite", "suite task", "gymnasium"):
+        raise ValueError(
+            f"the world {identity['name']!r} is not known by its name alone; give it as an argument"
+        )
+    nuisance = identity.get("nuisance")
+    world = load_world(
+        identity["name"],
+        nuisance=Nuisance(**nuisance) if nuisance else 0,
+        candidate_actions=identity["candidate_actions"],
+    )
+    if world.identity() != identity:
+        raise ValueError(
+            f"the world {identity['name']!r} is not what it was: stored as {identity}, "
+            f"loads as {world.identity()}"
+        )
+    return world

@@ -84,7 +84,7 @@ class GymWorld(World):
             raise ValueError(f"{self._env_name} gives one environment again; make a new one")
         self._observation_space = probe.observation_space
         self._discrete = isinstance(probe.action_space, spaces.Discrete)
-        self._mujoco = _mujoco(probe) is not None
+        self._uses_mujoco = _mujoco(probe) is not None
         names = _observation_names(probe)
         self.observation_names = (*names, "terminated")
         self.feature_names = (*names, "reward", "terminated")
@@ -157,7 +157,7 @@ class GymWorld(World):
     def identity(self) -> dict[str, Any]:
         """JSON-able name, parameters and versions."""
         versions = {"gymnasium": gymnasium.__version__}
-        if self._mujoco:
+        if self._uses_mujoco:
             versions["mujoco"] = mujoco.__version__
         return {
             "name": self.name,
@@ -262,14 +262,14 @@ class GymWorld(World):
         self, env: Env, actions: np.ndarray, seeds: np.ndarray, features: np.ndarray
     ) -> tuple[Status, int]:
         """Step an environment from where it is into `features`; the status and the steps taken."""
-        warnings = _mujoco(env)[1].warning.number if self._mujoco else np.zeros(1)
+        warnings = _mujoco(env)[1].warning.number if self._uses_mujoco else np.zeros(1)
         warnings[:] = 0
         for t, (action, seed) in enumerate(zip(actions, seeds, strict=True)):
             observation, reward, terminated = _step(env, action, seed)
             features[t, :-2] = self._flat(observation)
             features[t, -2:] = reward, terminated
             # MuJoCo resets a diverged simulation and goes on; only its warnings tell.
-            diverged = self._mujoco and warnings[_DIVERGENCES].any()
+            diverged = self._uses_mujoco and warnings[_DIVERGENCES].any()
             if diverged or not np.all(np.isfinite(features[t])):
                 features[t] = np.nan
                 return Status.DIVERGED if diverged else Status.NOT_FINITE, t + 1

@@ -1,0 +1,303 @@
+"""The coupling certificate: evidence that a set of branches is what it claims to be.
+
+Everything downstream rests on branches that share the state, the noise and the continuation and
+differ by the first action alone. `audit` does not take the manifest's word for that: it replays
+stored families, collects a block again from its seed, and measures what the sharing is worth
+against what theory predicts for it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from cqm import storage
+from cqm.branches import BLOCK, Branches, discounted
+from cqm.collection import plan_collection
+from cqm.quotient import center
+from cqm.simulation import (
+    Plan,
+    Policy,
+    draw_actions,
+    roll_closed_loop,
+    roll_open_loop,
+    simulate_block,
+)
+from cqm.storage import DamagedFileError
+from cqm.worlds import reload_world
+from cqm.worlds.base import World, take
+
+AUDIT = "audit.json"
+_STANDARD_ERRORS = 5.0  # a right set fails a statistical check about once in two million
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of a certificate."""
+
+    check: str
+    passed: bool
+    figures: str
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """What an audit found; prints as a table, is true when every check passed."""
+
+    branches: str
+    families: int
+    findings: tuple[Finding, ...]
+
+    @property
+    def passed(self) -> bool:
+        """Whether every check passed."""
+        return all(finding.passed for finding in self.findings)
+
+    def __bool__(self) -> bool:
+        return self.passed
+
+    def __str__(self) -> str:
+        width = max(len(finding.check) for finding in self.findings)
+        lines = [f"{self.branches}, {self.families} families looked at"]
+        for finding in self.findings:
+            mark = "ok  " if finding.passed else "FAIL"
+            lines.append(f"  {mark}  {finding.check:<{width}}  {finding.figures}".rstrip())
+        return "\n".join(lines)
+
+
+def audit(
+    branches: Branches,
+    world: World | None = None,
+    *,
+    policy: Policy | None = None,
+    families: int = 64,
+    seed: int = 0,
+) -> Certificate:
+    """Check a sample of stored families; the result is stored beside the manifest.
+
+    Args:
+        branches: The set to audit.
+        world: Where the set comes from; loaded by its name where it has one.
+        policy: The continuation, where it depends on the state.
+        families: How many to look at.
+        seed: Of the sample and of the fresh noise that is compared with.
+    """
+    try:
+        branches.verify()
+    except DamagedFileError as error:
+        return _certificate(branches, 0, [Finding("checksums", False, str(error))])
+    plan = _plan_of(branches, world or reload_world(branches.manifest["world"]), policy)
+    rng = np.random.default_rng(seed)
+    sample = _sample(branches, families, rng)
+    findings = [
+        Finding("checksums", True, f"{len(branches):,} families intact"),
+        _replay(plan, sample),
+        _collected_again(plan, branches, rng),
+        _duplicate_arm(plan, sample, rng),
+        _permuted_arms(plan, sample, rng),
+        _common_signal(sample, rng),
+        *_nuisance_variance(plan, sample, rng),
+        *_continuation_variance(plan, sample, rng),
+    ]
+    return _certificate(branches, len(sample), findings)
+
+
+def _certificate(branches: Branches, looked_at: int, findings: list[Finding]) -> Certificate:
+    certificate = Certificate(repr(branches), looked_at, tuple(findings))
+    if branches.directory is not None:
+        storage.write_json(
+            Path(branches.directory) / AUDIT, {"passed": certificate.passed, **asdict(certificate)}
+        )
+    return certificate
+
+
+def _plan_of(branches: Branches, world: World, policy: Policy | None) -> Plan:
+    """The plan that the set says it was collected by."""
+    settings = branches.manifest["recipe"] | {"continuation": branches.recipe.continuation}
+    if policy is not None:
+        if policy.name != branches.recipe.continuation:
+            raise ValueError(
+                f"the set was continued by {branches.recipe.continuation!r}; got {policy.name!r}"
+            )
+        settings["continuation"] = policy
+    elif isinstance(settings["continuation"], str) and settings["continuation"] != "uniform":
+        raise ValueError(f"the set was continued by {settings['continuation']!r}; give policy=")
+    if world.identity() != branches.manifest["world"]:
+        raise ValueError(
+            f"the set is of world {branches.manifest['world']}; got {world.identity()}"
+        )
+    return plan_collection(world, settings)
+
+
+def _sample(branches: Branches, families: int, rng: np.random.Generator) -> Branches:
+    """Some families in a row, from a random place."""
+    if len(branches) == 0:
+        raise ValueError("the set holds no families; every one was dropped or none was collected")
+    start = int(rng.integers(max(1, len(branches) - families + 1)))
+    return branches[start : start + families]
+
+
+def _noise(sample: Branches, draw: int) -> np.ndarray:
+    """The world's noise in a stored draw, `[n, horizon, noise]`."""
+    if "noise" in sample.array_names():
+        return sample.array("noise")[:, draw]
+    return np.empty((len(sample), sample.recipe.horizon, 0))
+
+
+def _outcomes(plan: Plan, sample: Branches, arms: np.ndarray, draw: int = 0) -> np.ndarray:
+    """Outcomes of chosen arms under a stored draw, simulated now, `[n, arms, features]`."""
+    states, noise = plan.native.restore(sample.states), _noise(sample, draw)
+    if plan.policy is None:
+        continuation = sample.continuation[:, draw, 0]
+        result = roll_open_loop(plan, states, arms, continuation, noise)
+    else:
+        uniforms = sample.array("uniforms")[:, draw]
+        nuisance = None if plan.nuisance is None else sample.array("nuisance")[:, draw]
+        result = roll_closed_loop(plan, states, arms, uniforms, noise, nuisance)
+    return discounted(result.features, plan.recipe.discounts)
+
+
+def _replay(plan: Plan, sample: Branches) -> Finding:
+    again = np.stack(
+        [_outcomes(plan, sample, sample.arms, draw) for draw in range(plan.recipe.draws)], axis=1
+    )
+    stored = sample.array("outcome")
+    wrong, worst = int((again != stored).any(axis=(1, 2, 3)).sum()), np.abs(again - stored).max()
+    return Finding(
+        "stored families replay bit for bit",
+        wrong == 0,
+        f"{wrong} of {len(sample)} differ" + (f", by up to {worst:.2g}" if wrong else ""),
+    )
+
+
+def _collected_again(plan: Plan, branches: Branches, rng: np.random.Generator) -> Finding:
+    index = branches.index
+    block = int(rng.choice(index)) // BLOCK
+    rows = np.flatnonzero(index // BLOCK == block)
+    fresh = simulate_block(plan, block).arrays
+    first, last = int(rows[0]), int(rows[-1]) + 1
+    kept = np.isin(fresh["index"], index[first:last])
+    stored = branches[first:last]
+    wrong = sorted(
+        name
+        for name in stored.array_names()
+        if not np.array_equal(stored.array(name), fresh[name][kept])
+    )
+    return Finding(
+        "a block collected again from its seed is identical",
+        not wrong,
+        f"block {block}, {len(rows)} families" + (f": {', '.join(wrong)} differ" if wrong else ""),
+    )
+
+
+def _duplicate_arm(plan: Plan, sample: Branches, rng: np.random.Generator) -> Finding:
+    arms = np.repeat(rng.integers(sample.num_actions, size=(len(sample), 1)), 2, axis=1)
+    effects = center(_outcomes(plan, sample, arms))
+    worst = np.abs(effects).max()
+    return Finding(
+        "a duplicated arm has no effect", bool(worst == 0), f"largest effect {worst:.2g}"
+    )
+
+
+def _permuted_arms(plan: Plan, sample: Branches, rng: np.random.Generator) -> Finding:
+    order = rng.permutation(sample.arms.shape[1])
+    permuted = _outcomes(plan, sample, sample.arms[:, order])
+    wrong = int((permuted != sample.array("outcome")[:, 0][:, order]).any(axis=(1, 2)).sum())
+    return Finding(
+        "permuting the arms permutes the outcomes", wrong == 0, f"{wrong} of {len(sample)} differ"
+    )
+
+
+def _common_signal(sample: Branches, rng: np.random.Generator) -> Finding:
+    outcomes = sample.outcomes
+    effects = center(outcomes)
+    size = np.abs(effects).max()
+    signal = 1000 * size * rng.standard_normal((*effects.shape[:2], 1, effects.shape[3]))
+    change = np.abs(center(outcomes + signal) - effects).max() / max(size, 1e-300)
+    return Finding(
+        "a signal a thousand times the effects cancels",
+        bool(change <= 1e-9),
+        f"relative {change:.1e}",
+    )
+
+
+def _nuisance_variance(plan: Plan, sample: Branches, rng: np.random.Generator) -> list[Finding]:
+    """Stored branches share the nuisance; independent copies would add twice its variance."""
+    nuisance = plan.nuisance
+    if nuisance is None:
+        return []
+    common = discounted(
+        sample.array("nuisance"), plan.recipe.discounts
+    )  # [n, draws, arms or 1, dimension]
+    spread = float(np.ptp(common, axis=2).max())
+    shared = Finding(
+        "the branches of a family share one nuisance", spread == 0, f"spread {spread:.2g}"
+    )
+    # Given the start, a discounted sum weighs the noise of step j by Σ_{k≥j} γᵏ pᵏ⁻ʲ.
+    lags = np.arange(plan.recipe.horizon)
+    weights = [
+        np.sum(plan.recipe.discounts[j:] * nuisance.persistence ** (lags[j:] - j)) for j in lags
+    ]
+    predicted = 2 * nuisance.scale**2 * np.sum(np.square(weights))
+    shape = (len(sample), 2, plan.recipe.horizon, nuisance.dimension)
+    start = nuisance.start(len(sample), rng)[:, None]
+    pair = discounted(nuisance.path(start, rng.standard_normal(shape)), plan.recipe.discounts)
+    squares = (pair[:, 0] - pair[:, 1]) ** 2
+    added = squares.mean()
+    deviation = abs(added - predicted) / (squares.std() / np.sqrt(squares.size))
+    effect = np.var(center(sample.array("outcome")), axis=(0, 1, 2)).mean()
+    return [
+        shared,
+        Finding(
+            "independent nuisance would add twice its variance",
+            bool(deviation < _STANDARD_ERRORS),
+            f"{added:.3f} measured, {predicted:.3f} predicted, {deviation:.1f} standard errors; "
+            f"{nuisance.amplitude**2 * added / max(effect, 1e-300):.3g} times that of the effects",
+        ),
+    ]
+
+
+def _continuation_variance(plan: Plan, sample: Branches, rng: np.random.Generator) -> list[Finding]:
+    """Var_independent = Var_shared + 2 Cov_shared for the difference of two arms, given a state."""
+    if plan.policy is not None or plan.recipe.horizon == 1:
+        return []
+    num, draws = min(len(sample), 32), 16
+    states = take(plan.native.restore(sample.states), np.repeat(np.arange(num), draws))
+    noise = np.repeat(_noise(sample, 0)[:num], draws, axis=0)
+    pairs = np.repeat(sample.arms[:num, :2], draws, axis=0)
+
+    def outcomes(arms: np.ndarray) -> np.ndarray:
+        """Of arms under a continuation of their own, `[n, draws, arms, features]`."""
+        uniforms = rng.random((num * draws, plan.recipe.horizon - 1))
+        continuation = draw_actions(plan.recipe, uniforms, sample.num_actions)
+        features = roll_open_loop(plan, states, arms, continuation, noise).features
+        result = discounted(features, plan.recipe.discounts)
+        return result.reshape(num, draws, arms.shape[1], -1)
+
+    shared, other = outcomes(pairs), outcomes(pairs[:, 1:])
+    scale = shared.std(axis=1).mean(axis=(0, 1))
+    scale = np.where(scale > 0, scale, 1)
+    first, second, second_alone = shared[:, :, 0], shared[:, :, 1], other[:, :, 0]
+    # Moments over draws for each state; how they differ between states gives the error.
+    together = _variance(first - second, scale)
+    apart = _variance(first - second_alone, scale)
+    covariance = (_variance(first, scale) + _variance(second, scale) - together) / 2
+    gap = apart - (together + 2 * covariance)
+    error = gap.std(ddof=1) / np.sqrt(num) if num > 1 else np.inf
+    deviation = abs(gap.mean()) / max(error, 1e-12)
+    return [
+        Finding(
+            "independent continuation would add twice the covariance",
+            bool(deviation < _STANDARD_ERRORS),
+            f"variance of a difference {together.mean():.3g} shared, {apart.mean():.3g} "
+            f"independent, {(together + 2 * covariance).mean():.3g} predicted, "
+            f"{deviation:.1f} standard errors",
+        )
+    ]
+
+
+def _variance(values: np.ndarray, scale: np.ndarray) -> np.ndarray:
+    """The variance over draws, `[n, draws, features]` in units of scale, mean over features."""
+    return (values / scale).var(axis=1, ddof=1).mean(axis=1)
