@@ -4,19 +4,27 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from cqm.shards import encode_shard
-from cqm.simulation import Plan, simulate_shard
+from cqm.simulation import Plan, dropped, simulate_block
 
 _RETRIES = 3
 
-EncodedShard = tuple[bytes, int, Counter[str]]  # content, families, dropped
+
+@dataclass(frozen=True)
+class EncodedShard:
+    """A shard as the bytes that a local run would write."""
+
+    content: bytes
+    num_families: int
+    dropped: Counter[str]
 
 
 def encoded_shards(
     plan: Plan, indices: Sequence[int], manifest_digest: str, address: str
 ) -> Iterator[tuple[int, EncodedShard]]:
-    """Shards in the order they are finished, as the bytes that a local run would write.
+    """Shards in the order they are finished.
 
     A task whose node dies or whose code raises is tried again a few times. A shard that keeps
     failing does not stop the others; it is reported at the end.
@@ -53,6 +61,6 @@ def encoded_shards(
 
 
 def _encoded_shard(plan: Plan, index: int, manifest_digest: str) -> EncodedShard:
-    block = simulate_shard(plan, index)
-    content = encode_shard(block.arrays, index, manifest_digest)
-    return content, len(block.arrays["index"]), block.dropped
+    blocks = [simulate_block(plan, block) for block in plan.blocks(index)]
+    pieces = encode_shard([block.arrays for block in blocks], index, manifest_digest)
+    return EncodedShard(b"".join(pieces), sum(map(len, blocks)), dropped(blocks))

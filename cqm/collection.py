@@ -20,8 +20,8 @@ from cqm import shards, storage
 from cqm.branches import BLOCK, Branches, Recipe
 from cqm.progress import Advance, progress
 from cqm.quotient import ComparisonGraph
-from cqm.simulation import Block, Plan, Policy, join, simulate_block
-from cqm.worlds.base import World
+from cqm.simulation import Block, Plan, Policy, dropped, simulate_block
+from cqm.worlds.base import World, concatenate
 
 _SHARD_BYTES = 32 * 2**20
 
@@ -58,10 +58,10 @@ def collect(
     if cluster is not None and out is None:
         raise ValueError("collecting on a cluster needs a directory to write to; give out=")
     if out is None:
-        memory = [
-            shards.MemoryShard(block.arrays, block.dropped)
-            for _, block in _simulate_shards(plan, range(plan.num_shards), threads, blocks_per_task)
-        ]
+        memory = []
+        for _, blocks in _simulate_shards(plan, range(plan.num_shards), threads, blocks_per_task):
+            arrays = concatenate([block.arrays for block in blocks])
+            memory.append(shards.MemoryShard(arrays, dropped(blocks)))
         return Branches(plan.manifest(None), memory, mixing=plan.mixing)
 
     directory = Path(out)
@@ -74,16 +74,20 @@ def collect(
         if cluster is not None:
             from cqm.cluster import encoded_shards
 
-            for index, (content, num_families, dropped) in encoded_shards(
-                plan, missing, digest, cluster
-            ):
-                shards.write_shard(directory, index, content, num_families, dropped)
+            for index, shard in encoded_shards(plan, missing, digest, cluster):
+                shards.write_shard(
+                    directory, index, [shard.content], shard.num_families, shard.dropped
+                )
                 advance(sum(len(plan.block_states(b)) for b in plan.blocks(index)))
         else:
-            for index, block in _simulate_shards(plan, missing, threads, blocks_per_task, advance):
-                content = shards.encode_shard(block.arrays, index, digest)
-                num_families = len(block.arrays["index"])
-                shards.write_shard(directory, index, content, num_families, block.dropped)
+            for index, blocks in _simulate_shards(plan, missing, threads, blocks_per_task, advance):
+                shards.write_shard(
+                    directory,
+                    index,
+                    shards.encode_shard([block.arrays for block in blocks], index, digest),
+                    sum(len(block) for block in blocks),
+                    dropped(blocks),
+                )
     return Branches.open(directory)
 
 
@@ -159,7 +163,7 @@ def _simulate_shards(
     threads: int | None,
     blocks_per_task: int,
     advance: Advance = lambda count: None,
-) -> Iterator[tuple[int, Block]]:
+) -> Iterator[tuple[int, list[Block]]]:
     """Simulate shards on threads, in order; a few blocks ahead of who takes them, not more."""
     threads = threads or len(os.sched_getaffinity(0))
     if threads < 1 or blocks_per_task < 1:
@@ -189,7 +193,7 @@ def _simulate_shards(
             done += future.result()
             advance(sum(len(plan.block_states(block)) for block in blocks))
             if blocks[-1] == plan.blocks(index)[-1]:
-                yield index, join(done)
+                yield index, done
                 done = []
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
@@ -201,7 +205,7 @@ def _prepare(directory: Path, plan: Plan) -> str:
     storage.remove_partial(directory)
     mixing, entry = None, None
     if plan.mixing is not None:
-        mixing = storage.encode_arrays(plan.mixing, {})
+        mixing = b"".join(storage.encode_arrays([plan.mixing], {}))
         entry = {"file": shards.MIXING, "sha256": hashlib.sha256(mixing).hexdigest()}
     wanted = plan.manifest(entry)
     if path.exists():
@@ -218,7 +222,7 @@ def _prepare(directory: Path, plan: Plan) -> str:
             )
         storage.write_json(path, wanted)
     if mixing is not None:
-        storage.write_bytes(directory / shards.MIXING, mixing)
+        storage.write_pieces(directory / shards.MIXING, [mixing])
     return storage.sha256(path)
 
 

@@ -248,8 +248,8 @@ def density_ratio(measures: np.ndarray, base: np.ndarray) -> np.ndarray:
         state, action, event = np.argwhere(unreachable)[0]
         raise ValueError(
             "measures must be absolutely continuous with respect to the base; "
-            f"state row {state}, action {action} puts {measures[state, action, event]:.3g} on event "
-            f"{event}, where the base has none ({unreachable.sum()} such places)"
+            f"state row {state}, action {action} puts {measures[state, action, event]:.3g} on "
+            f"event {event}, where the base has none ({unreachable.sum()} such places)"
         )
     safe = np.where(base > 0, base, 1)[:, None]
     return np.where(base[:, None] > 0, measures / safe - 1, 0)

@@ -8,7 +8,7 @@ knows its own number and the manifest it belongs to, so that swapped and foreign
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -121,25 +121,30 @@ def shard_name(index: int | str) -> str:
     return f"shard-{number}.safetensors"
 
 
-def encode_shard(arrays: Mapping[str, np.ndarray], index: int, manifest_digest: str) -> bytes:
-    """The bytes of a shard file, which knows its own number and the manifest it belongs to."""
-    return storage.encode_arrays(
-        arrays, {"kind": "cqm branches", "shard": str(index), "manifest": manifest_digest}
-    )
+def encode_shard(
+    batches: Sequence[Mapping[str, np.ndarray]], index: int, manifest_digest: str
+) -> Iterator[bytes | memoryview]:
+    """The pieces of a shard file, which knows its own number and the manifest it belongs to."""
+    metadata = {"kind": "cqm branches", "shard": str(index), "manifest": manifest_digest}
+    return storage.encode_arrays(batches, metadata)
 
 
 def write_shard(
-    directory: Path, index: int, content: bytes, num_families: int, dropped: Mapping[str, int]
+    directory: Path,
+    index: int,
+    pieces: Iterable[bytes | memoryview],
+    num_families: int,
+    dropped: Mapping[str, int],
 ) -> None:
     """Write a shard, and then the sidecar that makes it count."""
     path = directory / shard_name(index)
-    checksum = storage.write_bytes(path, content)
+    written = storage.write_pieces(path, pieces)
     storage.write_json(
         path.with_suffix(".json"),
         {
             "shard": index,
-            "sha256": checksum,
-            "bytes": len(content),
+            "sha256": written.sha256,
+            "bytes": written.num_bytes,
             "families": num_families,
             "dropped": dict(sorted(dropped.items())),
         },

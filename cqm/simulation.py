@@ -46,6 +46,9 @@ class Block:
     arrays: dict[str, np.ndarray]
     dropped: Counter[str]
 
+    def __len__(self) -> int:
+        return len(self.arrays["index"])
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -112,11 +115,6 @@ class Plan:
         }
 
 
-def simulate_shard(plan: Plan, shard: int) -> Block:
-    """All families of a shard, on the calling thread."""
-    return join([simulate_block(plan, block) for block in plan.blocks(shard)])
-
-
 def simulate_block(plan: Plan, block: int) -> Block:
     """All families of a block of states."""
     native, nuisance, recipe = plan.native, plan.nuisance, plan.recipe
@@ -158,7 +156,8 @@ def simulate_block(plan: Plan, block: int) -> Block:
         features.append(result.features)
         continuation.append(result.continuation)
         status = np.where(status == Status.OK, result.status, status)
-    stacked = np.stack(features, axis=1)  # [num, draws, arms, horizon, features]
+    # [num, draws, arms, horizon, features]; a single draw need not be copied
+    stacked = np.stack(features, axis=1) if draws > 1 else features[0][:, None]
     arrays["continuation"] = np.stack(continuation, axis=1).astype(np.int16)
     arrays["outcome"] = discounted(stacked, recipe.discounts)
     arrays["first"] = stacked[..., 0, :]
@@ -168,6 +167,8 @@ def simulate_block(plan: Plan, block: int) -> Block:
         arrays["steps"] = stacked
 
     whole = status == Status.OK
+    if whole.all():
+        return Block(arrays, Counter())
     reasons = Counter(Status(s).name.lower().replace("_", " ") for s in status[~whole])
     return Block({name: values[whole] for name, values in arrays.items()}, reasons)
 
@@ -316,7 +317,6 @@ def _worst(status: np.ndarray, num: int) -> np.ndarray:
     return status.reshape(num, -1).max(axis=1)
 
 
-def join(blocks: Sequence[Block]) -> Block:
-    """Consecutive blocks as one."""
-    arrays = concatenate([block.arrays for block in blocks])
-    return Block(arrays, sum((block.dropped for block in blocks), Counter()))
+def dropped(blocks: Sequence[Block]) -> Counter[str]:
+    """Families of some blocks that were dropped, counted by reason."""
+    return sum((block.dropped for block in blocks), Counter())

@@ -11,15 +11,27 @@ import errno
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import safetensors
-import safetensors.numpy
 
 _TEMPORARY = ".partial"
+_TYPES = {
+    np.dtype(np.float64): "F64",
+    np.dtype(np.float32): "F32",
+    np.dtype(np.int64): "I64",
+    np.dtype(np.int32): "I32",
+    np.dtype(np.int16): "I16",
+    np.dtype(np.int8): "I8",
+    np.dtype(np.uint8): "U8",
+    np.dtype(np.uint32): "U32",
+    np.dtype(np.uint64): "U64",
+    np.dtype(np.bool_): "BOOL",
+}
 
 
 class DamagedFileError(ValueError):
@@ -38,23 +50,59 @@ def inside(directory: str | Path, name: str) -> Path:
     return Path(directory) / name
 
 
-def encode_arrays(arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> bytes:
-    """Arrays as the bytes of a safetensors file; the same arrays give the same bytes."""
-    for name, values in arrays.items():
-        if values.dtype == object:
-            raise ValueError(f"array {name!r} holds Python objects; only numbers can be stored")
-    contiguous = {name: np.ascontiguousarray(arrays[name]) for name in sorted(arrays)}
-    return safetensors.numpy.save(contiguous, metadata=dict(metadata))
+def encode_arrays(
+    batches: Sequence[Mapping[str, np.ndarray]], metadata: Mapping[str, str]
+) -> Iterator[bytes | memoryview]:
+    """The pieces of a safetensors file of arrays that come in batches along their first axis.
+
+    The format is a header and then the numbers. It is written here because the library's own writer
+    wants each array in one piece, and putting large shards together costs more than hashing them.
+    """
+    header: dict[str, Any] = {"__metadata__": dict(sorted(metadata.items()))}
+    offset = 0
+    for name in sorted(batches[0]):
+        pieces = [batch[name] for batch in batches]
+        if pieces[0].dtype not in _TYPES:
+            raise ValueError(
+                f"array {name!r} of type {pieces[0].dtype} cannot be stored; "
+                f"allowed: {sorted(str(dtype) for dtype in _TYPES)}"
+            )
+        size = sum(piece.nbytes for piece in pieces)
+        header[name] = {
+            "dtype": _TYPES[pieces[0].dtype],
+            "shape": [sum(len(piece) for piece in pieces), *pieces[0].shape[1:]],
+            "data_offsets": [offset, offset + size],
+        }
+        offset += size
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    yield len(text).to_bytes(8, "little") + text
+    for name in sorted(batches[0]):
+        for batch in batches:
+            if batch[name].nbytes:
+                yield np.ascontiguousarray(batch[name]).data.cast("B")
 
 
-def write_bytes(path: str | Path, content: bytes) -> str:
-    """Write a file atomically and durably; returns its SHA-256."""
+@dataclass(frozen=True)
+class Written:
+    """A file that was written."""
+
+    sha256: str
+    num_bytes: int
+
+
+def write_pieces(path: str | Path, pieces: Iterable[bytes | memoryview]) -> Written:
+    """Write a file atomically and durably, piece by piece."""
     path = Path(path)
+    digest, num_bytes = hashlib.sha256(), 0
     temporary = path.with_name(f".{path.name}.{os.getpid()}{_TEMPORARY}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(temporary, "wb") as file:
-            file.write(content)
+            for piece in pieces:
+                file.write(piece)
+                digest.update(piece)
+                num_bytes += len(piece)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
@@ -62,12 +110,12 @@ def write_bytes(path: str | Path, content: bytes) -> str:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise _explained(error, path) from error
-    return hashlib.sha256(content).hexdigest()
+    return Written(digest.hexdigest(), num_bytes)
 
 
 def write_json(path: str | Path, value: Any) -> None:
     """Write JSON atomically, for people to read: indented, keys in the order given."""
-    write_bytes(path, (json.dumps(value, indent=2, allow_nan=False) + "\n").encode())
+    write_pieces(path, [(json.dumps(value, indent=2, allow_nan=False) + "\n").encode()])
 
 
 def read_json(path: str | Path) -> dict[str, Any]:

@@ -2,11 +2,13 @@ import importlib.util
 import json
 import pathlib
 
+import cloudpickle
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from cqm.collection import collect
 from cqm.worlds.base import Status, check_world
 from cqm.worlds.function import FunctionWorld
 
@@ -184,6 +186,36 @@ def test_bounds_come_from_the_actions_unless_given():
     assert (world.control_low.tolist(), world.control_high.tolist()) == ([-0.5, -1.0], [1.0, 0.5])
     wide = linear_world(control_low=-2.0, control_high=[3.0, 4.0])
     assert (wide.control_low.tolist(), wide.control_high.tolist()) == ([-2.0, -2.0], [3.0, 4.0])
+
+
+@pytest.mark.parametrize("continuous", [True, False])
+def test_where_controls_are_not_continuous_only_candidate_actions_are_tried(continuous):
+    tried = set()
+
+    def step(x, u, e):
+        tried.update(map(tuple, u.tolist()))
+        return linear_step(x, u, e)
+
+    world = linear_world(step=step, continuous=continuous)
+    assert world.identity()["continuous"] is continuous
+    collect(world, states=4, horizon=2, threads=1, seed=0)
+    assert (tried == set(map(tuple, ACTIONS.tolist()))) is not continuous
+
+
+def test_controls_are_continuous_by_default():
+    assert linear_world().continuous
+
+
+@pytest.mark.parametrize("make_world", [linear_world, pendulum_world, trace_world])
+def test_a_world_can_be_sent_to_another_process(make_world):
+    world = make_world()
+    states, controls, noise = drawn(world, num=5, horizon=18)
+    copy = cloudpickle.loads(cloudpickle.dumps(world))
+    assert copy.identity() == world.identity()
+    np.testing.assert_array_equal(
+        copy.rollout(states, controls, noise).features,
+        world.rollout(states, controls, noise).features,
+    )
 
 
 def mutating_step(x, u, e):

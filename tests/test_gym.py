@@ -1,12 +1,15 @@
+import functools
 import json
 import threading
 
+import cloudpickle
 import gymnasium
 import mujoco
 import numpy as np
 import pytest
 from gymnasium import spaces
 
+from cqm.worlds import load_world, reload_world
 from cqm.worlds.base import Status, check_world, concatenate, take
 from cqm.worlds.gym import GymWorld
 
@@ -320,6 +323,19 @@ def test_states_are_stored_as_numbers_and_joined(env):
     assert np.array_equal(both.features[4:], onward.features)
 
 
+@pytest.mark.parametrize(
+    "env", ["CartPole-v1", "HalfCheetah-v5", LockedWalk, MethodsWalk, lambda: Walk(noise=1.0)]
+)
+def test_a_world_can_be_sent_to_another_process(env):
+    world = GymWorld(env)
+    states, controls, noise, rollout = rolled(world)
+    copy = cloudpickle.loads(cloudpickle.dumps(world))
+    assert copy.identity() == world.identity()
+    again = copy.rollout(copy.restore(world.store(states)), controls, noise)
+    assert np.array_equal(again.features, rollout.features)
+    assert np.array_equal(rolled(copy)[-1].features, rollout.features)
+
+
 def test_a_row_taken_twice_is_two_states():
     world = GymWorld("CartPole-v1")
     state = world.reset(1, np.random.default_rng(0))
@@ -370,6 +386,21 @@ def test_names_and_identity():
     identity = GymWorld(Walk).identity()
     assert identity["env"].endswith("test_gym.Walk")
     assert identity["versions"].keys() == {"gymnasium"}
+    assert GymWorld(functools.partial(Walk, noise=1.0)).name == GymWorld(Walk).name
+
+
+@pytest.mark.parametrize("name", ["CartPole-v1", "Pendulum-v1"])
+@pytest.mark.parametrize("actions", [None, [[1.0], [0.0]]])
+def test_a_world_is_loaded_again_by_its_identity(name, actions):
+    identity = load_world(name, candidate_actions=actions).identity()
+    stored = json.loads(json.dumps(identity))
+    assert reload_world(stored).identity() == stored == identity
+    assert actions in (None, identity["candidate_actions"])
+
+
+@pytest.mark.parametrize(("name", "continuous"), [("CartPole-v1", False), ("Pendulum-v1", True)])
+def test_only_boxes_allow_every_control_between_the_bounds(name, continuous):
+    assert GymWorld(name).continuous is continuous
 
 
 def test_dictionaries_of_observations_name_their_parts():

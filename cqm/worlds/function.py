@@ -10,7 +10,6 @@ import contextlib
 import functools
 import hashlib
 import logging
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -68,6 +67,8 @@ class FunctionWorld(World):
             starts at a random row.
         control_low: Lower control bounds; by default the smallest candidate action.
         control_high: Upper control bounds; by default the largest candidate action.
+        continuous: False where only the candidate actions are meaningful controls, for example
+            whole numbers.
         feature_names: By default `feature_0`, `feature_1`, ...
         observation_names: By default `observation_0`, `observation_1`, ...
         name: Stored with every data set; give worlds with different parameters different names.
@@ -90,6 +91,7 @@ class FunctionWorld(World):
         trace: npt.ArrayLike | None = None,
         control_low: npt.ArrayLike | None = None,
         control_high: npt.ArrayLike | None = None,
+        continuous: bool = True,
         feature_names: Sequence[str] | None = None,
         observation_names: Sequence[str] | None = None,
         name: str = "function",
@@ -103,18 +105,20 @@ class FunctionWorld(World):
         if block_size < 1:
             raise ValueError(f"block_size is {block_size}; it must be at least 1")
         self.name, self.backend, self.block_size = name, backend, block_size
+        self.continuous = continuous
         self.candidate_actions = actions = _finite("candidate_actions", candidate_actions, 2)
-        self.control_low = _bound(actions.min(axis=0), control_low)
-        self.control_high = _bound(actions.max(axis=0), control_high)
-        if np.any(actions < self.control_low) or np.any(actions > self.control_high):
+        low, high = actions.min(axis=0), actions.max(axis=0)
+        self.control_low = low if control_low is None else np.full_like(low, control_low)
+        self.control_high = high if control_high is None else np.full_like(high, control_high)
+        if np.any(low < self.control_low) or np.any(high > self.control_high):
             raise ValueError(
-                f"candidate_actions reach from {actions.min(axis=0)} to {actions.max(axis=0)}; "
+                f"candidate_actions reach from {low} to {high}; "
                 f"allowed by the control bounds: {self.control_low} to {self.control_high}"
             )
         self.trace = None if trace is None else _finite("trace", trace, 1)
         functions = dict(step=step, initial=initial, features=features, observe=observe)
         functions["exogenous"] = exogenous
-        self._function_names = {role: _qualified_name(fn) for role, fn in functions.items()}
+        self._function_names = {role: fn and qualified_name(fn) for role, fn in functions.items()}
         self._step_fn, self._initial_fn, self._exogenous_fn = step, initial, exogenous
         self._features_fn = features or (lambda *transition: _flat(transition[-1]))
         self._observe_fn = observe or _flat
@@ -147,14 +151,16 @@ class FunctionWorld(World):
         if self._exogenous_fn is None:
             return np.empty((num, horizon, 0))
         noise = np.asarray(self._exogenous_fn(num, horizon, rng), float)
-        return _shaped("exogenous", noise, (num, horizon, self._noise_width))
+        return _shaped("exogenous", noise, (num, horizon, None))
 
     def rollout(
         self, states: States, controls: np.ndarray, noise: np.ndarray, *, final: bool = True
     ) -> Rollout:
         """Roll every state forward, open loop; see `World.rollout`."""
         num = num_states(states)
-        controls = _shaped("controls", np.asarray(controls, float), (num, None, self._controls))
+        controls = _shaped(
+            "controls", np.asarray(controls, float), (num, None, len(self.control_low))
+        )
         horizon = controls.shape[1]
         noise = _shaped("noise", np.asarray(noise, float), (num, horizon, self._noise_width))
         features = np.full((num, horizon, len(self.feature_names)), np.nan)
@@ -195,6 +201,7 @@ class FunctionWorld(World):
             "precision": precision,
             "block_size": self.block_size,
             "candidate_actions": self.candidate_actions.tolist(),
+            "continuous": self.continuous,
             "trace": trace,
             "versions": versions,
         }
@@ -203,14 +210,12 @@ class FunctionWorld(World):
         self, feature_names: Sequence[str] | None, observation_names: Sequence[str] | None
     ) -> None:
         """Roll one block one step, to learn the shapes and refuse mistakes early."""
-        rng, num, self._controls = np.random.default_rng(0), *self.candidate_actions.shape
+        rng, num = np.random.default_rng(0), len(self.candidate_actions)
         state = self._initial_fn(num, rng)
         self._is_dict = isinstance(state, Mapping)
         self._layout = {n: (v.shape[1:], v.dtype) for n, v in _stored(state).items()}
-        self._noise_width: int | None = None
         noise = self.sample_noise(num, 1, rng)
         self._noise_width = noise.shape[2]
-
         _, filled = self._blocks(num)[0]
         states = take(self.reset(num, rng), filled)
         controls = self.candidate_actions[filled][:, None]
@@ -307,7 +312,7 @@ def _flat(state: State) -> Any:
     """All variables of a user's state side by side, `[n, ...]`."""
     arrays = list(_packed(state).values())
     xp = arrays[0].__array_namespace__()
-    return xp.concatenate([v.reshape(len(v), math.prod(v.shape[1:])) for v in arrays], axis=1)
+    return xp.concatenate([v.reshape(len(v), -1) for v in arrays], axis=1)
 
 
 def _packed(state: State) -> dict[str, Any]:
@@ -367,11 +372,6 @@ def _finite(source: str, values: npt.ArrayLike, min_rows: int) -> np.ndarray:
     return array
 
 
-def _bound(default: np.ndarray, given: npt.ArrayLike | None) -> np.ndarray:
-    """A control bound; one number stands for all controls."""
-    return default if given is None else np.broadcast_to(np.array(given, float), default.shape)
-
-
 def _names(kind: str, names: Sequence[str] | None, width: int) -> tuple[str, ...]:
     """The given names, or generated ones."""
     names = [f"{kind}_{i}" for i in range(width)] if names is None else names
@@ -380,10 +380,12 @@ def _names(kind: str, names: Sequence[str] | None, width: int) -> tuple[str, ...
     return tuple(names)
 
 
-def _qualified_name(fn: Any) -> str | None:
-    """Where a function is defined; of a callable object, its class."""
-    if fn is None:
-        return None
+def qualified_name(fn: Any) -> str:
+    """Where a function is defined; of a callable object, its class.
+
+    >>> qualified_name(functools.partial(take, rows=0))
+    'cqm.worlds.base.take'
+    """
     fn = fn.func if isinstance(fn, functools.partial) else fn
     named = fn if hasattr(fn, "__qualname__") else type(fn)
     return f"{named.__module__}.{named.__qualname__}"

@@ -122,7 +122,9 @@ class MujocoWorld(World):
         physics = np.ascontiguousarray(states["physics"], dtype=float)
         warmstart = np.ascontiguousarray(states["warmstart"], dtype=float)
         num, horizon = controls.shape[:2]
-        controls = np.ascontiguousarray(np.repeat(controls, self.substeps, axis=1), dtype=float)
+        if self.substeps > 1:
+            controls = np.repeat(controls, self.substeps, axis=1)
+        controls = np.ascontiguousarray(controls, dtype=float)
         # Rows share native calls. Only the last row of a call leaves its warm start behind,
         # so where final states are wanted every row is a call of its own.
         row_bytes = controls.shape[1] * self._num_full * physics.itemsize

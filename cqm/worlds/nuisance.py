@@ -73,7 +73,7 @@ class NuisanceWorld(World):
         self.native, self.nuisance = native, nuisance or Nuisance()
         self.name, self.cloning = native.name, native.cloning
         self.control_low, self.control_high = native.control_low, native.control_high
-        self.candidate_actions = native.candidate_actions
+        self.candidate_actions, self.continuous = native.candidate_actions, native.continuous
         self.observation_mixing = self.nuisance.mixing(len(native.observation_names))
         self.feature_mixing = self.nuisance.mixing(len(native.feature_names))
         self.observation_names = tuple(f"mixed_{i}" for i in range(len(self.observation_mixing)))

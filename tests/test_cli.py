@@ -1,0 +1,126 @@
+"""The commands as a user types them."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+import cqm
+from cqm.cli import main
+
+
+def test_collect_then_audit(tmp_path, capsys):
+    out = tmp_path / "branches"
+    args = ["collect", "cartpole-swingup", "--states", "300", "--nuisance", "4", "--seed", "7"]
+    assert main([*args, "--out", str(out)]) == 0
+    printed = capsys.readouterr()
+    assert "300 families" in printed.out
+    assert str(out) in printed.out
+    assert "300/300 states" in printed.err  # progress, plain because this is no terminal
+    assert len(cqm.Branches.open(out)) == 300
+
+    assert main(["audit", str(out), "--families", "16"]) == 0
+    assert "stored families replay bit for bit" in capsys.readouterr().out
+    assert main(["audit", str(out), "--json"]) == 0
+    assert all(f["passed"] for f in json.loads(capsys.readouterr().out)["findings"])
+
+
+def test_recipe_fields_are_flags(tmp_path):
+    out = tmp_path / "branches"
+    args = "--states 20 --horizon 4 --discount 0.5 --draws 2 --arms 2 --warmup 1 3 --per-step"
+    args += " --continuation 0.5 0.25 0.25"
+    assert main(["collect", "cartpole-swingup", *args.split(), "--out", str(out)]) == 0
+    recipe = cqm.Branches.open(out).recipe
+    assert (recipe.horizon, recipe.discount, recipe.draws, recipe.arms) == (4, 0.5, 2, 2)
+    assert (recipe.warmup, recipe.per_step) == ((1, 3), True)
+    assert recipe.continuation == (0.5, 0.25, 0.25)
+
+
+def test_another_configuration_is_refused_with_the_difference(tmp_path, capsys):
+    args = ["collect", "cartpole-swingup", "--states", "20", "--out", str(tmp_path / "b")]
+    assert main(args) == 0
+    assert main([*args, "--seed", "1"]) == 2
+    assert "recipe.seed: 0 -> 1" in capsys.readouterr().err
+    assert main(args) == 0  # and nothing was harmed
+
+
+def test_audit_of_a_broken_set_exits_nonzero(tmp_path, capsys):
+    out = tmp_path / "b"
+    main(["collect", "cartpole-swingup", "--states", "20", "--out", str(out)])
+    path = next(out.glob("*.safetensors"))
+    content = bytearray(path.read_bytes())
+    content[-9] ^= 4
+    path.write_bytes(content)
+    assert main(["audit", str(out)]) == 1
+    assert "FAIL  checksums" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["audit", "nowhere"], "nowhere holds no branches"),
+        (["worlds", "check", "no-such"], "unknown world 'no-such'; available: "),
+        (["collect", "cartpole-swingup", "--states", "0", "--out", "x"], "states must be"),
+    ],
+)
+def test_mistakes_are_one_line_on_standard_error(args, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) if "0" in args else _no_exit():
+        assert main(args) == 2
+    printed = capsys.readouterr()
+    assert message in printed.err.replace("\n", " ")
+    assert "Traceback" not in printed.err
+
+
+def test_worlds_check(capsys):
+    assert main(["worlds", "check", "reacher-easy"]) == 0
+    assert "ok    clone fidelity and shared noise" in capsys.readouterr().out
+    assert main(["worlds", "check", "CartPole-v1", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["cloning"] == "deepcopy"
+
+
+@pytest.mark.slow
+def test_worlds_list(capsys):
+    assert main(["worlds", "list", "--json"]) == 0
+    rows = {row["world"]: row for row in json.loads(capsys.readouterr().out)}
+    assert len(rows) == 50
+    assert (rows["walker-walk"]["observations"], rows["walker-walk"]["actions"]) == (24, 5)
+    assert "one state at a time" in rows["humanoid-run"]["cloned by"]
+
+
+@pytest.mark.parametrize(
+    "command", [["collect"], ["audit"], ["worlds", "list"], ["worlds", "check"]]
+)
+def test_help_shows_an_example(command, capsys):
+    with pytest.raises(SystemExit):
+        main([*command, "--help"])
+    assert f"Example: cqm {' '.join(command)}" in capsys.readouterr().out
+
+
+def test_stopped_by_hand_it_says_how_to_continue(tmp_path):
+    args = ["collect", "walker-walk", "--states", "20000", "--out", str(tmp_path / "b")]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "cqm.cli", *args],
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "MUJOCO_GL": "disable"},
+    )
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "b" / "manifest.json").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert err.splitlines()[-1] == "cqm: stopped; the same command continues where it was"
+
+
+def _no_exit():
+    import contextlib
+
+    return contextlib.nullcontext()

@@ -1,0 +1,106 @@
+import cloudpickle
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from cqm.worlds import cloning
+from cqm.worlds.cloning import Deepcopy, MujocoState, Replay, StateMethods
+
+
+class Counter(gymnasium.Env):
+    """Counts on from the seed of its reset; gives and takes its count."""
+
+    observation_space = spaces.Box(-np.inf, np.inf, (1,), np.float64)
+    action_space = spaces.Discrete(9)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.count = seed
+        return np.array([self.count]), {}
+
+    def step(self, action):
+        self.count += action
+        return np.array([self.count]), 0.0, False, False, {}
+
+    def get_state(self):
+        return np.array([self.count])
+
+    def set_state(self, state):
+        self.count = state[0]
+
+
+class Timer(Counter):
+    """Counts its steps as well, but keeps that to itself."""
+
+    def reset(self, *, seed=None, options=None):
+        self.steps = 0
+        return super().reset(seed=seed)
+
+    def step(self, action):
+        self.steps += 1
+        return super().step(action)
+
+
+class Coin(Counter):
+    def step(self, action):
+        return self.np_random.random(1), 0.0, False, False, {}
+
+
+def counted(means, row, action):
+    """The count one step after a state."""
+    return cloning.step(means.load(row), np.int64(action), 0)[0].item()
+
+
+@pytest.mark.parametrize("means", [StateMethods, Deepcopy, Replay])
+def test_an_environment_gets_back_into_its_states(means):
+    means = means(Counter, max_prefix=4)
+    observation, first = means.start(50)
+    env = means.load(first)
+    for action in (2, 3):
+        cloning.step(env, np.int64(action), 0)
+    later = first | means.save(env, first, np.array([2, 3]), np.zeros(2, int))
+    means.start(90)
+    assert observation.item() == 50
+    assert [counted(means, row, 1) for row in (first, later, first, later)] == [51, 56, 51, 56]
+
+    numbers = {k: v for k, v in cloning.stack([first, later]).items() if v.dtype != object}
+    elsewhere = cloudpickle.loads(cloudpickle.dumps(means))
+    for one in (means, elsewhere):
+        rows = cloning.unstack(one.restore(numbers))
+        assert [counted(one, row, 1) for row in rows] == [51, 56]
+
+
+def test_retraced_states_keep_their_steps():
+    means = Replay(Counter, max_prefix=4)
+    _, first = means.start(50)
+    row = first | means.save(means.load(first), first, np.array([2, 3]), np.array([7, 8]))
+    assert (row["seed"], row["length"]) == (50, 2)
+    assert row["actions"].tolist() == [2, 3, 0, 0]
+    assert row["noise"].tolist() == [7, 8, 0, 0]
+    assert (first["length"], first["actions"].tolist()) == (0, [0, 0, 0, 0])
+
+
+def test_loading_brings_back_every_attribute_or_names_those_lost():
+    actions = np.array([1, 2])
+    assert StateMethods(Counter, max_prefix=4).forgotten(actions) == ""
+    lost = StateMethods(Timer, max_prefix=4).forgotten(actions)
+    assert lost == "the saved state lacks Timer.steps"
+
+
+def test_a_step_draws_from_its_seed():
+    env = Coin()
+    env.reset(seed=0)
+    drawn = [cloning.step(env, np.int64(0), seed)[0].item() for seed in (1, 2, 1)]
+    expected = [np.random.Generator(np.random.PCG64(seed)).random() for seed in (1, 2, 1)]
+    assert drawn == expected
+
+
+def test_means_that_do_not_apply_say_so():
+    with pytest.raises(ValueError, match="no MuJoCo model and data"):
+        MujocoState(Counter, max_prefix=4)
+    with pytest.raises(ValueError, match="no pair of methods among get_state/set_state, "):
+        StateMethods(lambda: gymnasium.make("CartPole-v1"), max_prefix=4)
+    words = type("Words", (Counter,), {"get_state": lambda self: "words"})
+    with pytest.raises(ValueError, match="get_state gives something else than one array"):
+        StateMethods(words, max_prefix=4).start(0)

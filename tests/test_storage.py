@@ -1,0 +1,247 @@
+import ast
+import errno
+import hashlib
+import json
+import os
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import cqm
+from cqm import storage
+from cqm.storage import DamagedFileError
+
+ARRAYS = {"b": np.arange(6.0).reshape(2, 3), "a": np.array([1, -2], np.int16)}
+METADATA = {"kind": "test", "shard": "3", "manifest": "abc", "extra": "x"}
+
+
+@pytest.mark.parametrize(
+    "name", ["", ".", "..", "../x", "a/b", "/etc/passwd", "x/", "a\\b", "..\\x", "a\0b"]
+)
+def test_names_that_leave_the_directory_are_refused(name):
+    with pytest.raises(ValueError, match="must be plain, without directories; got "):
+        storage.inside("data", name)
+
+
+def test_a_plain_name_is_inside():
+    assert storage.inside("data", "mixing.safetensors") == Path("data/mixing.safetensors")
+    assert storage.inside("data", "..x") == Path("data/..x")
+
+
+def test_the_same_arrays_give_the_same_bytes():
+    # Hash tables of the writer are seeded anew for every file, so one repetition would not do.
+    backwards = dict(reversed(ARRAYS.items())), dict(reversed(METADATA.items()))
+    contents = {storage.encode_arrays(ARRAYS, METADATA) for _ in range(32)}
+    contents |= {storage.encode_arrays(*backwards) for _ in range(32)}
+    assert len(contents) == 1
+
+
+def test_arrays_and_metadata_round_trip(tmp_path):
+    turned = {"turned": ARRAYS["b"].T, "some": np.arange(10)[::3], "none": np.empty((4, 0))}
+    path = tmp_path / "x.safetensors"
+    storage.write_bytes(path, storage.encode_arrays({**ARRAYS, **turned}, METADATA))
+    with storage.open_arrays(path) as file:
+        assert file.metadata() == METADATA
+        assert sorted(file.keys()) == ["a", "b", "none", "some", "turned"]
+        for name, values in {**ARRAYS, **turned}.items():
+            read = file.get_tensor(name)
+            assert read.dtype == values.dtype
+            np.testing.assert_array_equal(read, values)
+        assert file.get_slice("b")[1:2].tolist() == [[3.0, 4.0, 5.0]]
+
+
+def test_python_objects_cannot_be_stored():
+    with pytest.raises(ValueError, match="array 'x' holds Python objects; only numbers"):
+        storage.encode_arrays({"x": np.array([{}])}, {})
+
+
+def test_writing_returns_the_checksum_and_makes_directories(tmp_path):
+    path = tmp_path / "a" / "b" / "file"
+    digest = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"  # of "abc"
+    assert storage.write_bytes(path, b"abc") == digest
+    assert storage.sha256(path) == digest
+    assert path.read_bytes() == b"abc"
+    assert os.listdir(path.parent) == ["file"]
+
+
+@pytest.mark.parametrize("function", ["fsync", "replace"])
+def test_a_failed_write_leaves_what_was_there(tmp_path, monkeypatch, function):
+    path = tmp_path / "file"
+    storage.write_bytes(path, b"old")
+
+    def fail(*args):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, function, fail)
+    with pytest.raises(OSError, match=f"cannot write {path}: Input/output error"):
+        storage.write_bytes(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
+    path, events = tmp_path / "file", []
+    fsync, replace = os.fsync, os.replace
+
+    def flushed(descriptor):
+        events.append(("flushed", os.fstat(descriptor).st_size, path.exists()))
+        fsync(descriptor)
+
+    def renamed(source, target):
+        events.append(("renamed", Path(source).read_bytes(), path.exists()))
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", flushed)
+    monkeypatch.setattr(os, "replace", renamed)
+    storage.write_bytes(path, b"abcd")
+    assert events[:2] == [("flushed", 4, False), ("renamed", b"abcd", False)]
+    assert path.read_bytes() == b"abcd"
+
+
+@pytest.mark.parametrize(
+    ("code", "type_", "advice"),
+    [
+        (errno.ENOSPC, OSError, "the disk is full; free some space and run the same command"),
+        (errno.EDQUOT, OSError, "the disk quota is used up; free some space"),
+        (errno.EROFS, OSError, "the file system is read-only; choose another directory"),
+        (errno.EACCES, PermissionError, "no permission; change the directory's permissions"),
+        (errno.EPERM, PermissionError, "no permission; change the directory's permissions"),
+        (errno.EIO, OSError, "run the same command again"),
+    ],
+)
+def test_what_went_wrong_is_explained(tmp_path, monkeypatch, code, type_, advice):
+    def fail(descriptor):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "fsync", fail)
+    path = tmp_path / "file"
+    with pytest.raises(type_) as caught:
+        storage.write_bytes(path, b"abc")
+    assert caught.value.errno == code
+    assert f"cannot write {path}: {os.strerror(code)}" in str(caught.value)
+    assert advice in str(caught.value)
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("where", ["file/x", "file/sub/x"])
+def test_a_file_in_place_of_a_directory_is_explained(tmp_path, where):
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(OSError, match="is a file; choose another directory") as caught:
+        storage.write_bytes(tmp_path / where, b"abc")
+    assert str(tmp_path / where) in str(caught.value)
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_json_round_trips_in_the_order_given(tmp_path):
+    path = tmp_path / "x.json"
+    value = {"z": 1, "a": [1.5, None, "é"], "m": {"y": True, "b": False}}
+    storage.write_json(path, value)
+    assert storage.read_json(path) == value
+    assert list(storage.read_json(path)) == ["z", "a", "m"]
+    assert path.read_text().startswith('{\n  "z": 1,\n')
+
+
+def test_json_refuses_what_is_not_json(tmp_path):
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        storage.write_json(tmp_path / "x.json", {"x": float("nan")})
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "is not valid JSON"),
+        (b'{"a": 1', "is not valid JSON"),
+        (b'{"a": \xff}', "is not valid JSON"),
+        (b"[1, 2]", "must hold a JSON object; got list"),
+        (b"3", "must hold a JSON object; got int"),
+    ],
+)
+def test_garbled_json_is_named(tmp_path, content, message):
+    path = tmp_path / "x.json"
+    path.write_bytes(content)
+    with pytest.raises(DamagedFileError, match=message) as caught:
+        storage.read_json(path)
+    assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize("length", [0, 7, 40, -1])
+def test_an_incomplete_file_of_arrays_is_named(tmp_path, length):
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(storage.encode_arrays(ARRAYS, {})[:length])
+    with (
+        pytest.raises(DamagedFileError, match="is not a complete safetensors file") as caught,
+        storage.open_arrays(path),
+    ):
+        pass
+    assert str(path) in str(caught.value)
+
+
+def test_an_absent_file_of_arrays_is_simply_absent(tmp_path):
+    with pytest.raises(FileNotFoundError), storage.open_arrays(tmp_path / "x.safetensors"):
+        pass
+
+
+class Payload:
+    """Runs a command where it is unpickled."""
+
+    def __init__(self, marker):
+        self.marker = marker
+
+    def __reduce__(self):
+        return Path.touch, (self.marker,)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        pickle.dumps,
+        lambda payload: pickle.dumps(payload, protocol=0),
+        lambda payload: np.array([payload], dtype=object).dumps(),
+    ],
+    ids=["pickle", "pickle of protocol 0", "array of objects"],
+)
+def test_loading_executes_nothing(tmp_path, make):
+    marker, path = tmp_path / "marker", tmp_path / "x.safetensors"
+    content = make(Payload(marker))
+    path.write_bytes(content)
+    for read in (storage.read_json, lambda p: storage.open_arrays(p).__enter__()):
+        with pytest.raises(DamagedFileError):
+            read(path)
+    assert not marker.exists()
+    pickle.loads(content)
+    assert marker.exists()  # it would have
+
+
+def test_no_module_can_unpickle():
+    forbidden = {"pickle", "cloudpickle", "dill", "joblib", "shelve", "marshal"}
+    modules = sorted(Path(cqm.__file__).parent.rglob("*.py"))
+    assert len(modules) > 10
+    for path in modules:
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in getattr(node, "names", []) if hasattr(alias, "name")]
+            names += [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
+            assert not {name.partition(".")[0] for name in names} & forbidden, path
+            assert not (isinstance(node, ast.keyword) and node.arg == "allow_pickle"), path
+
+
+def test_only_partial_files_are_removed(tmp_path, monkeypatch):
+    def stop(source, target):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", stop)
+    with pytest.raises(KeyboardInterrupt):
+        storage.write_bytes(tmp_path / "data.json", b"half")
+    for name in ("data.json", ".hidden", "notes.partial"):
+        (tmp_path / name).write_text("mine")
+    storage.remove_partial(tmp_path)
+    assert sorted(os.listdir(tmp_path)) == [".hidden", "data.json", "notes.partial"]
+    storage.remove_partial(tmp_path / "nowhere")  # nothing to remove is no mistake
+
+
+def test_checksums_are_sha256(tmp_path):
+    content = json.dumps(list(range(100_000))).encode()
+    (tmp_path / "x").write_bytes(content)
+    assert storage.sha256(tmp_path / "x") == hashlib.sha256(content).hexdigest()
