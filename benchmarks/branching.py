@@ -118,7 +118,7 @@ def measure(name: str, settings: Settings) -> list[dict]:
         note("branching", "limit", branch_limit := seconds(limit.branches))
         note("everything", "cqm", seconds(lambda: collect(everything, num, threads)))
         note("everything", "limit", branch_limit + seconds(limit.initial_states))
-        loop_branches, loop_all = dm_control_loop(native, LOOP_STATES)
+        loop_branches, loop_all = dm_control_loop(native, nuisance, LOOP_STATES)
         note("branching", "loop", loop_branches * num / LOOP_STATES)
         note("everything", "loop", loop_all * num / LOOP_STATES)
     rows = []
@@ -161,8 +161,10 @@ class NativeLimit:
 
     def __init__(self, world: SuiteWorld, ready: dict[str, np.ndarray], states: int, threads: int):
         self.world, self.rng = world, np.random.default_rng(0)
+        environment = suite.load(*world.name.split("-", 1), task_kwargs={"random": 0})
+        self.model = environment.physics.model.ptr  # as the suite has it
         self.threads, self.pool = threads, Rollout(nthread=threads)
-        self.datas = [mujoco.MjData(world.model) for _ in range(threads)]
+        self.datas = [mujoco.MjData(self.model) for _ in range(threads)]
         start, warm = ready["physics"], ready["warmstart"]
         num_branches = states * len(world.candidate_actions)
         self.branches = self._rollouts(start, warm, num_branches, HORIZON * world.substeps)
@@ -186,7 +188,7 @@ class NativeLimit:
         actions = self.world.candidate_actions
         drawn = actions[self.rng.integers(len(actions), size=(num, -(-steps // substeps)))]
         controls = np.ascontiguousarray(np.repeat(drawn, substeps, axis=1)[:, :steps])
-        out, models = np.empty((num, steps, physics.shape[1])), [self.world.model] * num
+        out, models = np.empty((num, steps, physics.shape[1])), [self.model] * num
 
         def run() -> None:
             for first in range(0, total, num):
@@ -206,11 +208,12 @@ class NativeLimit:
         return run
 
 
-def dm_control_loop(world: SuiteWorld, num: int) -> tuple[float, float]:
+def dm_control_loop(world: SuiteWorld, nuisance: Nuisance, num: int) -> tuple[float, float]:
     """Seconds for branches by `env.step`, each from a correctly restored state, and for all."""
     environment = suite.load(*world.name.split("-", 1), task_kwargs={"random": 0})
     rng, actions = np.random.default_rng(0), world.candidate_actions
     spec = mujoco.mjtState.mjSTATE_INTEGRATION.value
+    size, mixing = nuisance.dimension, nuisance.mixing(len(world.observation_names))
     branch_seconds, started = 0.0, time.perf_counter()
     for _ in range(num):
         environment.reset()
@@ -221,14 +224,16 @@ def dm_control_loop(world: SuiteWorld, num: int) -> tuple[float, float]:
         mujoco.mj_getState(model, data, saved, spec)
         branches_started = time.perf_counter()
         continuation = actions[rng.integers(len(actions), size=HORIZON - 1)]
+        common = nuisance.path(nuisance.start(1, rng), rng.standard_normal((1, HORIZON, size)))[0]
         for action in actions:
             mujoco.mj_setState(model, data, saved, spec)
             mujoco.mj_forward(model, data)
             outcome = 0.0
             for k, control in enumerate([action, *continuation]):
                 observation = environment.step(control).observation
-                flat = np.concatenate([np.ravel(value) for value in observation.values()])
-                outcome = outcome + DISCOUNT**k * flat
+                native = [np.ravel(value) for value in observation.values()]
+                seen = mixing @ np.concatenate([nuisance.amplitude * common[k], *native])
+                outcome = outcome + DISCOUNT**k * seen
         branch_seconds += time.perf_counter() - branches_started
     return branch_seconds, time.perf_counter() - started
 

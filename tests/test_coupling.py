@@ -123,7 +123,7 @@ def test_damage_is_a_failed_audit_that_names_the_file(tmp_path):
 
 
 def test_paired_variance_is_measured_against_its_prediction():
-    """Two steps of x' = 0.9x + a + e: a shared second action cancels, an independent one does not."""
+    """In x' = 0.9x + a + e a shared second action cancels, an independent one does not."""
     world = noisy_world()
     branches = cqm.collect(world, states=256, horizon=2, discount=1.0, warmup=(0, 0), seed=1)
     finding = findings(cqm.audit(branches, world))[

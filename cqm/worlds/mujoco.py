@@ -7,6 +7,7 @@ states without taking part in the physics, such as a target's place, travels alo
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -70,7 +71,10 @@ class MujocoWorld(World):
         if not isinstance(model, mujoco.MjModel):
             name = name or Path(model).stem
             model = mujoco.MjModel.from_xml_path(str(model))
-        self.model = model
+        # Observations are functions of positions and velocities, so nobody reads the sensors, which
+        # cost up to a twentieth of a step. The physics is the same bit for bit without them.
+        self.model = copy.copy(model)
+        self.model.opt.disableflags |= mujoco.mjtDisableBit.mjDSBL_SENSOR
         self.name = name or "mujoco"
         self.substeps, self.settle_steps, self.seed = substeps, settle_steps, seed
         self._initial = initial or self._disturbed_pose

@@ -1,0 +1,1 @@
+"""What is learned: effect models and the one training loop behind them."""

@@ -1,0 +1,97 @@
+"""The paper's network: encoder, action embedding, low-rank code, shared linear decoder.
+
+Of several readings that fit the paper's parameter counts this is one: an encoder of three layers, a
+16-dimensional action embedding, a head of three layers down to a code of the given rank, and a
+linear decoder with bias. A ReLU follows all but the last layer of encoder and head.
+"""
+
+from __future__ import annotations
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from cqm.quotient import Reference, center
+
+
+class Linear(eqx.Module):
+    """An affine map of the last axis, for inputs with any leading axes."""
+
+    weight: Array  # [inputs, outputs]
+    bias: Array  # [outputs]
+
+    def __init__(self, num_inputs: int, num_outputs: int, key: Array):
+        bound = num_inputs**-0.5
+        weight_key, bias_key = jax.random.split(key)
+        self.weight = jax.random.uniform(
+            weight_key, (num_inputs, num_outputs), minval=-bound, maxval=bound
+        )
+        self.bias = jax.random.uniform(bias_key, (num_outputs,), minval=-bound, maxval=bound)
+
+    def __call__(self, x: Array) -> Array:
+        return x @ self.weight + self.bias
+
+
+class Network(eqx.Module):
+    """f(s, a): an unconstrained vector for every state and candidate action."""
+
+    encoder: tuple[Linear, ...]
+    embedding: Array  # [actions, 16]
+    head: tuple[Linear, ...]
+    decoder: Linear
+
+    def __init__(
+        self,
+        num_inputs: int,
+        num_actions: int,
+        num_features: int,
+        *,
+        rank: int = 8,
+        width: int = 128,
+        embedding: int = 16,
+        key: Array,
+    ):
+        keys = iter(jax.random.split(key, 8))
+        self.encoder = (
+            Linear(num_inputs, width, next(keys)),
+            Linear(width, width, next(keys)),
+            Linear(width, width, next(keys)),
+        )
+        self.embedding = jax.random.normal(next(keys), (num_actions, embedding))
+        self.head = (
+            Linear(width + embedding, width, next(keys)),
+            Linear(width, width, next(keys)),
+            Linear(width, rank, next(keys)),
+        )
+        self.decoder = Linear(rank, num_features, next(keys))
+
+    def code(self, inputs: Array) -> Array:
+        """The low-rank code of every action, `[..., actions, rank]`, for inputs `[..., inputs]`."""
+        first, second, third = self.encoder
+        state = third(jax.nn.relu(second(jax.nn.relu(first(inputs)))))
+        first, second, third = self.head
+        # The first layer sees state and action side by side, so it is the sum of a part for each;
+        # the state's part is computed once for all actions.
+        width = state.shape[-1]
+        state_part = state @ first.weight[:width] + first.bias
+        action_part = self.embedding @ first.weight[width:]
+        hidden = jax.nn.relu(state_part[..., None, :] + action_part)
+        return third(jax.nn.relu(second(hidden)))
+
+    def __call__(self, inputs: Array) -> Array:
+        """`[..., actions, features]`, not centred: an absolute prediction."""
+        return self.decoder(self.code(inputs))
+
+    def effects(self, inputs: Array, reference: Reference = None) -> Array:
+        """κ(s, a), `[..., actions, features]`, centred for every parameter value (eq. cqm-param).
+
+        The decoder is linear, so centring the code gives the same for less work, and the
+        decoder's bias drops out.
+        """
+        return center(self.code(inputs), reference) @ self.decoder.weight
+
+
+def num_parameters(model: eqx.Module) -> int:
+    """The number of trained numbers in a model."""
+    return sum(leaf.size for leaf in jax.tree.leaves(eqx.filter(model, eqx.is_array)))

@@ -1,0 +1,241 @@
+"""The one training loop: every model and every baseline is fitted by it.
+
+Updates are compiled into chunks of `lax.scan`; progress, checkpoints and metrics fall between chunks. The
+batch of an update is a function of (seed, step) alone, so a training that was interrupted
+continues to the same model, bit for bit, on the same machine with the same versions and threads.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Generic, Literal, Protocol, TypeVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import Array
+
+from cqm import storage
+from cqm.progress import progress
+
+Model = TypeVar("Model", bound=eqx.Module)
+Batch = dict[str, Array]
+LossFn = Callable[[Any, Batch, Array, Any], Array]  # model, batch, random key, target -> loss
+
+
+@dataclass(frozen=True)
+class Training:
+    """How a model is fitted; the defaults are the paper's."""
+
+    updates: int = 4_000
+    """Gradient steps."""
+    batch_size: int = 256
+    """States a step."""
+    learning_rate: float = 3e-4
+    """Of AdamW."""
+    schedule: Literal["constant", "cosine"] = "constant"
+    """Whether the learning rate falls to zero along a cosine."""
+    weight_decay: float = 1e-5
+    """Of AdamW."""
+    clip: float = 10.0
+    """Largest norm of the gradient."""
+    target_every: int = 0
+    """Updates between copies to the target network; 0 for none."""
+    chunk: int = 250
+    """Updates compiled into one call; checkpoints fall between chunks."""
+    seed: int = 0
+    """Of the batches and of whatever the loss draws."""
+
+    def __post_init__(self) -> None:
+        for name in ("updates", "batch_size", "chunk"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1; got {getattr(self, name)}")
+        if self.schedule not in ("constant", "cosine"):
+            raise ValueError(f"schedule must be 'constant' or 'cosine'; got {self.schedule!r}")
+
+    def optimiser(self) -> optax.GradientTransformation:
+        """Clipping, then AdamW."""
+        rate: Any = self.learning_rate
+        if self.schedule == "cosine":
+            rate = optax.cosine_decay_schedule(self.learning_rate, self.updates)
+        return optax.chain(
+            optax.clip_by_global_norm(self.clip), optax.adamw(rate, weight_decay=self.weight_decay)
+        )
+
+
+class Source(Protocol):
+    """Where batches come from."""
+
+    def window(self, chunk: int) -> Batch:
+        """The rows that the batches of a chunk are drawn from; the same number for every chunk."""
+
+
+@dataclass(frozen=True)
+class InMemory:
+    """All rows, at every chunk."""
+
+    arrays: Batch  # [rows, ...] each
+
+    def window(self, chunk: int) -> Batch:
+        """All rows."""
+        return self.arrays
+
+
+@dataclass(frozen=True)
+class Trained(Generic[Model]):
+    """A fitted model and how the loss went."""
+
+    model: Model
+    losses: np.ndarray  # [chunks], mean over each chunk
+
+
+class _State(eqx.Module):
+    """Everything that a checkpoint holds."""
+
+    model: Any
+    optimiser: Any
+    target: Any
+
+
+def train(
+    model: Model,
+    loss_fn: LossFn,
+    source: Source | Mapping[str, Array],
+    training: Training,
+    *,
+    directory: str | Path | None = None,
+    name: str = "training",
+    evaluate_fn: Callable[[Model], Mapping[str, float]] | None = None,
+    show_progress: bool | None = None,
+) -> Trained[Model]:
+    """Fit a model by stochastic gradient steps on a loss.
+
+    Args:
+        model: Where to start.
+        loss_fn: `(model, batch, key, target) -> scalar`; the target is a copy of the model from
+            some updates ago, or None where the training has no target network.
+        source: Rows to draw batches from.
+        training: The settings.
+        directory: Where to keep a checkpoint, from which an interrupted training continues, and
+            the metrics.
+        name: Of the files there.
+        evaluate_fn: More metrics of the model, taken after each chunk.
+        show_progress: See `cqm.progress.progress`.
+    """
+    if isinstance(source, Mapping):
+        source = InMemory({key: jnp.asarray(values) for key, values in source.items()})
+    optimiser = training.optimiser()
+    state = _State(
+        model,
+        optimiser.init(eqx.filter(model, eqx.is_inexact_array)),
+        model if training.target_every else None,
+    )
+    files = _Files(Path(directory), name, training) if directory is not None else None
+    step, losses = 0, []
+    if files is not None:
+        step, losses, state = files.load(state)
+    key = jax.random.key(training.seed)
+    run = _compiled_chunk(loss_fn, training)
+    with progress(name, training.updates, unit="updates", show=show_progress) as advance:
+        advance(step)
+        while step < training.updates:
+            window = source.window(step // training.chunk)
+            num = min(training.chunk, training.updates - step)
+            state, loss = run(state, window, key, step, num)
+            step += num
+            losses.append(float(loss))
+            if not np.isfinite(losses[-1]):
+                raise ValueError(
+                    f"{name}: the loss is {losses[-1]} after {step} updates; "
+                    "check the data, or lower the learning rate"
+                )
+            metrics = evaluate_fn(state.model) if evaluate_fn is not None else {}
+            if files is not None:
+                files.save(step, losses, state, metrics)
+            advance(num)
+    return Trained(state.model, np.array(losses))
+
+
+def _compiled_chunk(loss_fn: LossFn, training: Training) -> Callable:
+    optimiser = training.optimiser()
+
+    def update(state: _State, window: Batch, key: Array) -> tuple[_State, Array]:
+        rows = next(iter(window.values())).shape[0]
+        batch_key, loss_key = jax.random.split(key)
+        chosen = jax.random.randint(batch_key, (training.batch_size,), 0, rows)
+        batch = {name: values[chosen] for name, values in window.items()}
+        loss, gradient = eqx.filter_value_and_grad(loss_fn)(state.model, batch, loss_key, state.target)
+        changes, optimiser_state = optimiser.update(
+            gradient, state.optimiser, eqx.filter(state.model, eqx.is_inexact_array)
+        )
+        return _State(eqx.apply_updates(state.model, changes), optimiser_state, state.target), loss
+
+    @eqx.filter_jit(donate="all-except-first")
+    def run(arguments: tuple, state: _State) -> tuple[_State, Array]:
+        window, key, first, num = arguments
+        arrays, static = eqx.partition(state, eqx.is_array)
+
+        def body(arrays: Any, step: Array) -> tuple[Any, Array]:
+            state = eqx.combine(arrays, static)
+            if training.target_every:
+                fresh = step % training.target_every == 0
+                target = jax.tree.map(
+                    lambda new, old: jnp.where(fresh, new, old) if eqx.is_array(new) else new,
+                    state.model,
+                    state.target,
+                )
+                state = _State(state.model, state.optimiser, target)
+            state, loss = update(state, window, jax.random.fold_in(key, step))
+            return eqx.filter(state, eqx.is_array), loss
+
+        arrays, losses = jax.lax.scan(body, arrays, first + jnp.arange(num))
+        return eqx.combine(arrays, static), jnp.mean(losses)
+
+    return lambda state, window, key, first, num: run((window, key, jnp.asarray(first), num), state)
+
+
+class _Files:
+    """The checkpoint and the metrics of one training."""
+
+    def __init__(self, directory: Path, name: str, training: Training):
+        self.training = training
+        self.checkpoint = storage.inside(directory, f"{name}.checkpoint.safetensors")
+        self.metrics = storage.inside(directory, f"{name}.metrics.jsonl")
+        directory.mkdir(parents=True, exist_ok=True)
+
+    def save(
+        self, step: int, losses: list[float], state: _State, metrics: Mapping[str, float]
+    ) -> None:
+        leaves = jax.tree.leaves(eqx.filter(state, eqx.is_array))
+        arrays = {f"leaf.{i:04d}": np.asarray(leaf)[None] for i, leaf in enumerate(leaves)}
+        arrays["losses"] = np.array(losses)
+        metadata = {"step": str(step), "training": json.dumps(asdict(self.training))}
+        storage.write_pieces(self.checkpoint, storage.encode_arrays([arrays], metadata))
+        storage.append_line(self.metrics, {"step": step, "loss": losses[-1], **metrics})
+
+    def load(self, state: _State) -> tuple[int, list[float], _State]:
+        if not self.checkpoint.exists():
+            return 0, [], state
+        arrays, static = eqx.partition(state, eqx.is_array)
+        leaves, structure = jax.tree.flatten(arrays)
+        with storage.open_arrays(self.checkpoint) as file:
+            metadata = file.metadata()
+            stored = [file.get_tensor(f"leaf.{i:04d}")[0] for i in range(len(leaves))]
+            losses = file.get_tensor("losses").tolist()
+        if json.loads(metadata["training"]) != asdict(self.training):
+            raise ValueError(
+                f"{self.checkpoint} is of another training ({metadata['training']}); "
+                "remove it or choose another directory"
+            )
+        if any(old.shape != new.shape for old, new in zip(stored, leaves, strict=True)):
+            raise ValueError(
+                f"{self.checkpoint} is of a model of another size; remove it or choose another "
+                "directory"
+            )
+        arrays = jax.tree.unflatten(structure, [jnp.asarray(leaf) for leaf in stored])
+        return int(metadata["step"]), losses, eqx.combine(arrays, static)
