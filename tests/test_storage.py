@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import safetensors.numpy
 
 import cqm
 from cqm import storage
@@ -30,53 +31,100 @@ def test_a_plain_name_is_inside():
     assert storage.inside("data", "..x") == Path("data/..x")
 
 
+def encoded(batches, metadata=METADATA):
+    return b"".join(storage.encode_arrays(batches, metadata))
+
+
 def test_the_same_arrays_give_the_same_bytes():
-    # Hash tables of the writer are seeded anew for every file, so one repetition would not do.
     backwards = dict(reversed(ARRAYS.items())), dict(reversed(METADATA.items()))
-    contents = {storage.encode_arrays(ARRAYS, METADATA) for _ in range(32)}
-    contents |= {storage.encode_arrays(*backwards) for _ in range(32)}
+    contents = {encoded([ARRAYS]) for _ in range(32)}
+    contents |= {encoded([backwards[0]], backwards[1]) for _ in range(32)}
     assert len(contents) == 1
 
 
 def test_arrays_and_metadata_round_trip(tmp_path):
-    turned = {"turned": ARRAYS["b"].T, "some": np.arange(10)[::3], "none": np.empty((4, 0))}
+    others = {"turned": ARRAYS["b"].T, "some": np.arange(10)[::3], "none": np.empty((4, 0))}
+    arrays = {**ARRAYS, **others}
     path = tmp_path / "x.safetensors"
-    storage.write_bytes(path, storage.encode_arrays({**ARRAYS, **turned}, METADATA))
+    storage.write_pieces(path, storage.encode_arrays([arrays], METADATA))
     with storage.open_arrays(path) as file:
         assert file.metadata() == METADATA
         assert sorted(file.keys()) == ["a", "b", "none", "some", "turned"]
-        for name, values in {**ARRAYS, **turned}.items():
+        for name, values in arrays.items():
             read = file.get_tensor(name)
             assert read.dtype == values.dtype
             np.testing.assert_array_equal(read, values)
         assert file.get_slice("b")[1:2].tolist() == [[3.0, 4.0, 5.0]]
+    for name, values in safetensors.numpy.load(path.read_bytes()).items():
+        np.testing.assert_array_equal(values, arrays[name])
 
 
-def test_python_objects_cannot_be_stored():
-    with pytest.raises(ValueError, match="array 'x' holds Python objects; only numbers"):
-        storage.encode_arrays({"x": np.array([{}])}, {})
+@pytest.mark.parametrize("kind", list("?bhiqBHIQfd"))
+def test_every_type_of_number_round_trips(tmp_path, kind):
+    values = np.array([[0, 1], [100, 7]]).astype(kind)
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(encoded([{"x": values, "a": np.zeros(1, np.int8)}]))
+    with storage.open_arrays(path) as file:
+        read = file.get_tensor("x")
+    assert read.dtype == values.dtype
+    np.testing.assert_array_equal(read, values)
+
+
+def test_batches_are_joined_along_the_first_axis():
+    rng = np.random.default_rng(0)
+    whole = {"x": rng.standard_normal((7, 2, 3)), "n": np.arange(7), "e": np.empty((7, 0))}
+    cuts = [slice(0, 3), slice(3, 3), slice(3, 6), slice(6, 7)]
+    batches = [{name: values[cut] for name, values in whole.items()} for cut in cuts]
+    assert encoded(batches) == encoded([whole])
+    backwards = [{"x": whole["x"][::-1]}]  # a view is written as it reads
+    assert encoded(backwards) == encoded([{"x": whole["x"][::-1].copy()}])
+
+
+def test_batches_that_do_not_fit_are_refused():
+    for other in (np.zeros(2, np.float32), np.zeros((2, 1))):
+        with pytest.raises(ValueError, match="'x'"):
+            encoded([{"x": np.zeros(3)}, {"x": other}])
+
+
+@pytest.mark.parametrize("values", [np.array([{}]), np.array(["text"]), np.array([1j])])
+def test_only_numbers_can_be_stored(tmp_path, values):
+    with pytest.raises(ValueError, match=r"array 'x' .*cannot be stored; allowed: .*'float64'"):
+        storage.write_pieces(tmp_path / "file", storage.encode_arrays([{"x": values}], {}))
+    assert os.listdir(tmp_path) == []
 
 
 def test_writing_returns_the_checksum_and_makes_directories(tmp_path):
     path = tmp_path / "a" / "b" / "file"
     digest = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"  # of "abc"
-    assert storage.write_bytes(path, b"abc") == digest
+    written = storage.write_pieces(path, [b"a", memoryview(b"bc")])
+    assert (written.sha256, written.num_bytes) == (digest, 3)
     assert storage.sha256(path) == digest
     assert path.read_bytes() == b"abc"
     assert os.listdir(path.parent) == ["file"]
 
 
+@pytest.mark.parametrize("error", [ValueError, MemoryError, KeyboardInterrupt])
+def test_a_write_that_is_broken_off_leaves_nothing(tmp_path, error):
+    def pieces():
+        yield b"abc"
+        raise error
+
+    with pytest.raises(error):
+        storage.write_pieces(tmp_path / "file", pieces())
+    assert os.listdir(tmp_path) == []
+
+
 @pytest.mark.parametrize("function", ["fsync", "replace"])
 def test_a_failed_write_leaves_what_was_there(tmp_path, monkeypatch, function):
     path = tmp_path / "file"
-    storage.write_bytes(path, b"old")
+    storage.write_pieces(path, [b"old"])
 
     def fail(*args):
         raise OSError(errno.EIO, "Input/output error")
 
     monkeypatch.setattr(os, function, fail)
     with pytest.raises(OSError, match=f"cannot write {path}: Input/output error"):
-        storage.write_bytes(path, b"new")
+        storage.write_pieces(path, [b"new"])
     assert path.read_bytes() == b"old"
     assert os.listdir(tmp_path) == ["file"]
 
@@ -95,7 +143,7 @@ def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "fsync", flushed)
     monkeypatch.setattr(os, "replace", renamed)
-    storage.write_bytes(path, b"abcd")
+    storage.write_pieces(path, [b"abcd"])
     assert events[:2] == [("flushed", 4, False), ("renamed", b"abcd", False)]
     assert path.read_bytes() == b"abcd"
 
@@ -118,7 +166,7 @@ def test_what_went_wrong_is_explained(tmp_path, monkeypatch, code, type_, advice
     monkeypatch.setattr(os, "fsync", fail)
     path = tmp_path / "file"
     with pytest.raises(type_) as caught:
-        storage.write_bytes(path, b"abc")
+        storage.write_pieces(path, [b"abc"])
     assert caught.value.errno == code
     assert f"cannot write {path}: {os.strerror(code)}" in str(caught.value)
     assert advice in str(caught.value)
@@ -129,7 +177,7 @@ def test_what_went_wrong_is_explained(tmp_path, monkeypatch, code, type_, advice
 def test_a_file_in_place_of_a_directory_is_explained(tmp_path, where):
     (tmp_path / "file").write_text("mine")
     with pytest.raises(OSError, match="is a file; choose another directory") as caught:
-        storage.write_bytes(tmp_path / where, b"abc")
+        storage.write_pieces(tmp_path / where, [b"abc"])
     assert str(tmp_path / where) in str(caught.value)
     assert (tmp_path / "file").read_text() == "mine"
 
@@ -170,7 +218,7 @@ def test_garbled_json_is_named(tmp_path, content, message):
 @pytest.mark.parametrize("length", [0, 7, 40, -1])
 def test_an_incomplete_file_of_arrays_is_named(tmp_path, length):
     path = tmp_path / "x.safetensors"
-    path.write_bytes(storage.encode_arrays(ARRAYS, {})[:length])
+    path.write_bytes(encoded([ARRAYS])[:length])
     with (
         pytest.raises(DamagedFileError, match="is not a complete safetensors file") as caught,
         storage.open_arrays(path),
@@ -228,12 +276,11 @@ def test_no_module_can_unpickle():
 
 
 def test_only_partial_files_are_removed(tmp_path, monkeypatch):
-    def stop(source, target):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(os, "replace", stop)
-    with pytest.raises(KeyboardInterrupt):
-        storage.write_bytes(tmp_path / "data.json", b"half")
+    partial = []
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", lambda source, target: partial.append(Path(source)))
+        storage.write_pieces(tmp_path / "data.json", [b"half"])
+    assert partial[0].read_bytes() == b"half"  # as after a power cut
     for name in ("data.json", ".hidden", "notes.partial"):
         (tmp_path / name).write_text("mine")
     storage.remove_partial(tmp_path)

@@ -118,6 +118,23 @@ def test_initial_states_follow_the_suites_own_law(name):
         assert stats.ks_2samp(a, b).pvalue > 1e-4, coordinate
 
 
+def test_cartpole_starts_hanging_almost_at_rest():
+    world = shared_task("cartpole-swingup")
+    position, cos, sin, *velocities = world.observe(world.reset(5000, np.random.default_rng(4))).T
+    assert (cos < 0).all()
+    for disturbance in (position, -np.arctan2(sin, -cos), *velocities):
+        assert disturbance.mean() == pytest.approx(0.0, abs=0.001)
+        assert disturbance.std() == pytest.approx(0.01, rel=0.05)
+
+
+def test_reachers_target_lies_in_a_ring():
+    states = shared_task("reacher-easy").reset(5000, np.random.default_rng(4))
+    x, y = states["target"].T
+    ring = stats.uniform(0.05, 0.15)  # from 0.05 to 0.20
+    assert stats.kstest(np.hypot(x, y), ring.cdf).pvalue > 1e-4
+    assert stats.kstest(np.arctan2(y, x), stats.uniform(-np.pi, 2 * np.pi).cdf).pvalue > 1e-4
+
+
 def stepped(name, num_steps=5):
     """A world's features by name after some random steps, and the environment at the same place."""
     world, environment = shared_task(name), make_environment(name)

@@ -310,8 +310,16 @@ def test_prototypes_are_fixed_by_name_and_seed():
     assert not np.array_equal(actions, prototype_actions(low, high, name="reacher-hard"))
     assert not np.array_equal(actions, prototype_actions(low, high, name="reacher-easy", seed=1))
     # Published numbers rest on this very set.
-    pinned = [[-0.2957323557794643, -1.0], [-0.4330164703177533, -1.0]]
+    pinned = [[-0.2957323557794643, -1.0], [1.0, 0.4503587522141783]]
     np.testing.assert_allclose(actions[1:3], pinned, rtol=0, atol=1e-12)
+
+
+def test_prototypes_are_not_nearly_the_same_action():
+    low, high = np.full(2, -1.0), np.full(2, 1.0)
+    for seed in range(50):
+        first, second = prototype_actions(low, high, name="box", seed=seed)[1:3]
+        cosine = first @ second / np.linalg.norm(first) / np.linalg.norm(second)
+        assert abs(cosine) <= np.sqrt(0.5)
 
 
 @pytest.mark.parametrize(

@@ -169,7 +169,9 @@ def _compiled_chunk(loss_fn: LossFn, training: Training) -> Callable:
         batch_key, loss_key = jax.random.split(key)
         chosen = jax.random.randint(batch_key, (training.batch_size,), 0, rows)
         batch = {name: values[chosen] for name, values in window.items()}
-        loss, gradient = eqx.filter_value_and_grad(loss_fn)(state.model, batch, loss_key, state.target)
+        loss, gradient = eqx.filter_value_and_grad(loss_fn)(
+            state.model, batch, loss_key, state.target
+        )
         changes, optimiser_state = optimiser.update(
             gradient, state.optimiser, eqx.filter(state.model, eqx.is_inexact_array)
         )

@@ -75,7 +75,7 @@ class World(abc.ABC):
         Args:
             states: `n` states.
             controls: `[n, horizon, controls]`.
-            noise: `[n, horizon, ...]` from `sample_noise`.
+            noise: `[n, horizon, noise]` from `sample_noise`.
             final: Whether the states after the last step are wanted. Branches do not need
                 them, and a simulator may be faster without.
         """
@@ -85,7 +85,7 @@ class World(abc.ABC):
         """JSON-able name, parameters and versions; stored with every data set."""
 
     def sample_noise(self, num: int, horizon: int, rng: np.random.Generator) -> np.ndarray:
-        """Exogenous noise for `num` rollouts, `[num, horizon, ...]`; none by default."""
+        """Exogenous noise for `num` rollouts, `[num, horizon, noise]`; none by default."""
         return np.empty((num, horizon, 0))
 
     def store(self, states: States) -> dict[str, np.ndarray]:
@@ -98,7 +98,7 @@ class World(abc.ABC):
 
     @final
     def step(self, states: States, controls: np.ndarray, noise: np.ndarray) -> Rollout:
-        """Roll one step forward: controls `[n, controls]`, noise `[n, ...]`."""
+        """Roll one step forward: controls `[n, controls]`, noise `[n, noise]`."""
         return self.rollout(states, controls[:, None], noise[:, None])
 
 
@@ -144,13 +144,15 @@ def prototype_actions(
 
     One control dimension gets its bounds and their middle. More get the middle and two
     random directions with their antithetic negatives, each scaled until its largest component
-    reaches the bound. The directions are fixed by the world's name and the seed.
+    reaches the bound. The second direction is drawn again while it is within 45° of the line of
+    the first, since nearly equal actions compare nothing. World's name and seed fix them.
 
     >>> prototype_actions(np.array([-1.0]), np.array([1.0])).ravel().tolist()
     [-1.0, 0.0, 1.0]
     """
     low, high = np.asarray(low, float), np.asarray(high, float)
-    if low.shape != high.shape or low.ndim != 1 or not np.all(np.isfinite([low, high])):
+    flat = low.shape == high.shape and low.ndim == 1 and low.size > 0
+    if not flat or not np.all(np.isfinite([low, high])):
         raise ValueError(
             f"prototype actions need a bounded control box; got low={low}, high={high}; "
             "give candidate actions explicitly"
@@ -159,7 +161,10 @@ def prototype_actions(
     if low.size == 1:
         return np.stack([low, middle, high])
     rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
-    directions = rng.standard_normal((2, low.size))
+    first, second = rng.standard_normal((2, low.size))
+    while abs(first @ second) > np.sqrt(0.5) * np.linalg.norm(first) * np.linalg.norm(second):
+        second = rng.standard_normal(low.size)
+    directions = np.stack([first, second])
     directions /= np.abs(directions).max(axis=1, keepdims=True)
     return middle + reach * np.concatenate([np.zeros((1, low.size)), directions, -directions])
 
@@ -225,7 +230,8 @@ def check_world(world: World, *, num: int = 6, horizon: int = 5, seed: int = 0) 
 
     record("declaration", lambda: _declaration_problem(world))
     if not checks[-1].passed:
-        return ContractReport(world.name, getattr(world, "cloning", "unknown"), tuple(checks))
+        name = getattr(world, "name", type(world).__name__)
+        return ContractReport(name, getattr(world, "cloning", "unknown"), tuple(checks))
 
     try:
         states = world.reset(num, rng(0))
@@ -352,4 +358,5 @@ def _difference(what: str, expected: np.ndarray, got: np.ndarray) -> str:
         return f"{what} have shape {got.shape}, expected {expected.shape}"
     if np.array_equal(expected, got, equal_nan=True):
         return ""
-    return f"{what} differ by up to {np.nanmax(np.abs(expected - got)):.3g}"
+    gap = np.abs(expected - got)[~(np.isnan(expected) & np.isnan(got))]
+    return f"{what} differ by up to {gap.max():.3g}"

@@ -8,6 +8,7 @@ states without taking part in the physics, such as a target's place, travels alo
 from __future__ import annotations
 
 import copy
+import hashlib
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -75,7 +76,7 @@ class MujocoWorld(World):
         # cost up to a twentieth of a step. The physics is the same bit for bit without them.
         self.model = copy.copy(model)
         self.model.opt.disableflags |= mujoco.mjtDisableBit.mjDSBL_SENSOR
-        self.name = name or "mujoco"
+        self.name = name or model.names.split(b"\0")[0].decode()
         self.substeps, self.settle_steps, self.seed = substeps, settle_steps, seed
         self._initial = initial or self._disturbed_pose
         self._observation = observation or _positions_and_velocities
@@ -109,6 +110,8 @@ class MujocoWorld(World):
                 mujoco.mj_step2(self.model, data)
                 mujoco.mj_step(self.model, data, self.settle_steps - 1)
                 data.time = 0
+            if data.warning.number.any():  # it diverged and was set back to the initial pose
+                data.qpos = np.nan
             mujoco.mj_getState(self.model, data, physics[i], _FULL)
             warmstart[i] = data.qacc_warmstart
         if not self._needs_simulator():
@@ -130,14 +133,18 @@ class MujocoWorld(World):
             controls = np.repeat(controls, self.substeps, axis=1)
         controls = np.ascontiguousarray(controls, dtype=float)
         # Rows share native calls. Only the last row of a call leaves its warm start behind,
-        # so where final states are wanted every row is a call of its own.
+        # so where final states are wanted every row is a call of its own. So is a single physics
+        # step, whose divergence nothing but the warnings tells.
         row_bytes = controls.shape[1] * self._num_full * physics.itemsize
-        rows = 1 if final else min(num, max(1, _BUFFER_BYTES // row_bytes))
+        alone = final or controls.shape[1] == 1
+        rows = 1 if alone else max(1, min(num, _BUFFER_BYTES // row_bytes))
         data, native = self._simulator.get()
         models, datas = [self.model] * rows, [data]
         buffer = np.empty((rows, controls.shape[1], self._num_full))
         reached = np.empty((num, horizon, self._num_full))
         warmstart_reached = np.empty_like(warmstart)
+        warnings = data.warning.number  # a view that follows the simulation
+        warned = np.zeros((num, len(warnings)), dtype=bool)
         for start in range(0, num, rows):
             stop = min(start + rows, num)
             out = buffer[: stop - start] if self.substeps > 1 else reached[start:stop]
@@ -156,9 +163,13 @@ class MujocoWorld(World):
             if self.substeps > 1:
                 reached[start:stop] = out[:, self.substeps - 1 :: self.substeps]
             warmstart_reached[start] = data.qacc_warmstart
+            if alone:
+                warned[start] = warnings
         features = self._observation_of(reached, states)
         after = {**states, "physics": reached[:, -1], "warmstart": warmstart_reached}
-        return Rollout(features, self._status(physics, reached, features), after if final else {})
+        status = self._status(physics, controls, reached, features)
+        status[warned.any(axis=1)] = Status.DIVERGED
+        return Rollout(features, status, after if final else {})
 
     def identity(self) -> dict[str, Any]:
         """Name, parameters and versions."""
@@ -167,6 +178,7 @@ class MujocoWorld(World):
             "kind": "mujoco",
             "substeps": self.substeps,
             "settle_steps": self.settle_steps,
+            "model": _digest(self.model),
             "observation_names": list(self.observation_names),
             "candidate_actions": self.candidate_actions.tolist(),
             "versions": {"mujoco": version("mujoco")},
@@ -194,13 +206,21 @@ class MujocoWorld(World):
             extras = {k: v[:, None] for k, v in extras.items()}
         return self._observation(physics[..., self._qpos], physics[..., self._qvel], extras)
 
-    def _status(self, start: np.ndarray, reached: np.ndarray, features: np.ndarray) -> np.ndarray:
-        """The native rollout hides a divergence: it repeats the last state, time included."""
+    def _status(
+        self, start: np.ndarray, controls: np.ndarray, reached: np.ndarray, features: np.ndarray
+    ) -> np.ndarray:
+        """The native rollout hides a divergence: it repeats the last state, time included.
+
+        In the last step it hides two more things: a control that is no number counts as zero, and
+        nobody looks at the state reached.
+        """
         num, horizon = reached.shape[:2]
         step = self.model.opt.timestep
         expected = start[:, 0] + horizon * self.substeps * step
         status = np.zeros(num, dtype=np.int8)
         status[~np.isfinite(features).all(axis=(1, 2))] = Status.NOT_FINITE
+        status[~(np.abs(controls) <= mujoco.mjMAXVAL).all(axis=(1, 2))] = Status.NOT_FINITE
+        status[~(np.abs(reached[:, -1]) <= mujoco.mjMAXVAL).all(axis=1)] = Status.DIVERGED
         status[~(np.abs(reached[:, -1, 0] - expected) < step / 2)] = Status.DIVERGED
         return status
 
@@ -208,6 +228,8 @@ class MujocoWorld(World):
         self, num: int, rng: np.random.Generator
     ) -> tuple[np.ndarray, np.ndarray, Extras]:
         qpos = self.model.qpos0 + 0.01 * rng.standard_normal((num, self.model.nq))
+        for row in qpos if self.model.nq > self.model.nv else ():
+            mujoco.mj_normalizeQuat(self.model, row)
         return qpos, 0.01 * rng.standard_normal((num, self.model.nv)), {}
 
 
@@ -216,6 +238,12 @@ def control_bounds(model: mujoco.MjModel) -> tuple[np.ndarray, np.ndarray]:
     limited = model.actuator_ctrllimited.astype(bool)
     low, high = model.actuator_ctrlrange.T
     return np.where(limited, low, -np.inf), np.where(limited, high, np.inf)
+
+
+def _digest(model: mujoco.MjModel) -> str:
+    buffer = np.empty(mujoco.mj_sizeModel(model), np.uint8)
+    mujoco.mj_saveModel(model, None, buffer)
+    return hashlib.sha256(buffer.tobytes()).hexdigest()
 
 
 def _positions_and_velocities(qpos: np.ndarray, qvel: np.ndarray, extras: Extras) -> np.ndarray:

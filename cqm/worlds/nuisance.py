@@ -151,5 +151,6 @@ def mix(scaled_nuisance: np.ndarray, native: np.ndarray, mixing: np.ndarray) -> 
         block = rows[start : start + _BLOCK]
         padded = np.zeros((_BLOCK, rows.shape[1]))
         padded[: len(block)] = block
-        mixed[start : start + _BLOCK] = (padded @ mixing.T)[: len(block)]
+        with np.errstate(invalid="ignore", over="ignore"):  # of rows that failed
+            mixed[start : start + _BLOCK] = (padded @ mixing.T)[: len(block)]
     return mixed.reshape(stacked.shape)

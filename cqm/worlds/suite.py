@@ -151,6 +151,8 @@ class TaskWorld(World):
                     features[i, t] = _flat(environment.task.get_observation(environment.physics))
             except control.PhysicsError:
                 status[i] = Status.DIVERGED
+            except Exception:  # a task's own code may raise anything; the other states go on
+                status[i] = Status.RAISED
             if status[i] == Status.OK and not np.isfinite(features[i]).all():
                 status[i] = Status.NOT_FINITE
             if final:

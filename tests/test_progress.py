@@ -1,0 +1,145 @@
+import os
+import pty
+import re
+import subprocess
+import sys
+import time
+
+import pytest
+
+from cqm.progress import progress
+
+
+@pytest.fixture(autouse=True)
+def no_terminal(monkeypatch):
+    """Variables by which some build servers claim to be a terminal."""
+    for name in ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "NO_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that stands still until it is told to move."""
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+
+    def move(seconds):
+        now[0] += seconds
+
+    return move
+
+
+@pytest.mark.parametrize("show", [None, False])
+def test_nothing_is_printed_without_a_terminal(capsys, show):
+    with progress("collecting", 100, unit="states", show=show) as advance:
+        for _ in range(10):
+            advance(10)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_plain_lines_have_the_rate_and_the_time_left(capsys, clock):
+    with progress("collecting hopper", 4000, unit="states", show=True) as advance:
+        clock(2.0)
+        advance(1000)
+        clock(1.0)
+        advance(200)
+        clock(3.0)
+        advance(2800)
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.splitlines() == [
+        "collecting hopper: 1,000/4,000 states, 500/s, 6 s left",
+        "collecting hopper: 1,200/4,000 states, 400/s, 7 s left",
+        "collecting hopper: 4,000/4,000 states, 667/s, 0 s left",
+    ]
+
+
+def test_there_is_a_line_for_every_tenth_and_not_more(capsys, clock):
+    with progress("fitting", 1000, unit="steps", show=True) as advance:
+        for _ in range(1000):
+            clock(0.01)
+            advance(1)
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 10
+    assert [re.search(r": ([\d,]+)/1,000 steps", line)[1] for line in lines] == [
+        *(f"{done}" for done in range(100, 1000, 100)),
+        "1,000",
+    ]
+    assert lines[4] == "fitting: 500/1,000 steps, 100/s, 5 s left"
+
+
+def test_plain_lines_hold_no_control_characters(capsys, clock):
+    with progress("collecting", 3, unit="states", show=True) as advance:
+        clock(1.0)
+        advance(3)
+    assert re.fullmatch(r"[\x20-\x7e]+\n", capsys.readouterr().err)
+
+
+def test_work_that_takes_no_time_is_no_mistake(capsys, clock):
+    with progress("collecting", 10, unit="states", show=True) as advance:
+        advance(10)
+    assert capsys.readouterr().err.startswith("collecting: 10/10 states, ")
+
+
+@pytest.mark.parametrize("show", [None, True])
+def test_nothing_to_do_prints_nothing(capsys, show):
+    with progress("collecting", 0, unit="states", show=show):
+        pass
+    assert capsys.readouterr() == ("", "")
+
+
+def test_an_error_passes_through(capsys):
+    def work():
+        with progress("collecting", 10, unit="states", show=True) as advance:
+            advance(5)
+            raise RuntimeError("stopped")
+
+    with pytest.raises(RuntimeError, match="stopped"):
+        work()
+    assert "5/10 states" in capsys.readouterr().err
+
+
+SCRIPT = """
+import time
+from cqm.progress import progress
+with progress("collecting hopper", 2000, unit="states"{show}) as advance:
+    for _ in range(4):
+        time.sleep(0.05)
+        advance(500)
+"""
+
+
+def printed_on_a_terminal(show):
+    leader, follower = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "120"}
+    with subprocess.Popen(
+        [sys.executable, "-c", SCRIPT.format(show=show)],
+        stdin=follower,
+        stdout=subprocess.PIPE,
+        stderr=follower,
+        env=environment,
+    ) as process:
+        os.close(follower)
+        pieces = []
+        try:
+            while piece := os.read(leader, 4096):
+                pieces.append(piece)
+        except OSError:  # how Linux says that the other side is closed
+            pass
+        os.close(leader)
+        assert process.stdout.read() == b""
+    assert process.returncode == 0
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", b"".join(pieces).decode())
+
+
+@pytest.mark.parametrize("show", ["", ", show=True"])
+def test_a_terminal_gets_a_bar_with_the_rate_and_the_time_left(show):
+    printed = printed_on_a_terminal(show)
+    assert "collecting hopper" in printed
+    assert "2,000/2,000 states" in printed
+    assert re.search(r"\d/s", printed)
+    assert re.search(r"left \d:\d\d:\d\d", printed)
+
+
+def test_a_terminal_stays_empty_where_nothing_is_wanted():
+    assert printed_on_a_terminal(", show=False") == ""
