@@ -11,6 +11,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
@@ -50,17 +51,22 @@ class Recipe:
 
     def __post_init__(self) -> None:
         for name in ("states", "horizon", "draws"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1; got {getattr(self, name)}")
-        if not 0 <= self.discount <= 1:
-            raise ValueError(f"discount must be in [0, 1]; got {self.discount}")
-        least, most = self.warmup
-        if not 0 <= least <= most:
+            value = getattr(self, name)
+            if not isinstance(value, Integral) or value < 1:
+                raise ValueError(f"{name} must be a whole number, at least 1; got {value!r}")
+        if not isinstance(self.discount, Real) or not 0 <= self.discount <= 1:
+            raise ValueError(f"discount must be in [0, 1]; got {self.discount!r}")
+        if (
+            not isinstance(self.warmup, tuple)
+            or len(self.warmup) != 2
+            or not all(isinstance(length, Integral) for length in self.warmup)
+            or not 0 <= self.warmup[0] <= self.warmup[1]
+        ):
             raise ValueError(
                 f"warmup must be (least, most) with 0 <= least <= most; got {self.warmup}"
             )
-        if self.seed < 0:
-            raise ValueError(f"seed must not be negative; got {self.seed}")
+        if not isinstance(self.seed, Integral) or self.seed < 0:
+            raise ValueError(f"seed must not be negative, and whole; got {self.seed!r}")
 
     @property
     def discounts(self) -> np.ndarray:
@@ -139,7 +145,7 @@ class Branches:
             if begin < end:
                 parts.append((shard, begin, end))
             offset += stop - start
-        return self._with_parts(parts)
+        return self._with_parts(parts or [(self._shards[0], 0, 0)])
 
     def split(self, test: int | float) -> tuple[Branches, Branches]:
         """A training and a test set of different states; `test` is a number or a share."""
@@ -152,6 +158,8 @@ class Branches:
 
     def batches(self, size: int = 16 * BLOCK) -> Iterator[Branches]:
         """The set in consecutive pieces, for work that must not hold all of it in memory."""
+        if size < 1:
+            raise ValueError(f"size must be at least 1; got {size}")
         for start in range(0, len(self), size):
             yield self[start : start + size]
 
@@ -254,6 +262,8 @@ class Branches:
 
     def array(self, name: str) -> np.ndarray:
         """A stored array as it is, native and unmixed."""
+        if name not in self.array_names():
+            raise ValueError(f"unknown array {name!r}; available: {self.array_names()}")
         return np.concatenate([s.read(name, slice(a, b)) for s, a, b in self._parts])
 
     def verify(self) -> None:
@@ -327,7 +337,7 @@ def combine(sets: Sequence[Branches]) -> Branches:
         changes = shard_files.differences(
             {**first.manifest, "recipe": _comparable(first)},
             {**other.manifest, "recipe": _comparable(other)},
-            ignore=("num_shards", "blocks_per_shard"),
+            ignore=("num_shards", "blocks_per_shard", "mixing"),  # the world says how it mixes
         )
         if changes:
             raise ValueError("branches of different kinds cannot be combined:\n" + changes)
@@ -342,7 +352,7 @@ def combine(sets: Sequence[Branches]) -> Branches:
         seen |= keys
     combined = Branches(
         first.manifest,
-        [shard for branches in sets for shard in branches._shards],
+        list({id(shard): shard for branches in sets for shard in branches._shards}.values()),
         mixing=first._mixing,
         parts=[part for branches in sets for part in branches._parts],
     )

@@ -62,5 +62,6 @@ def encoded_shards(
 
 def _encoded_shard(plan: Plan, index: int, manifest_digest: str) -> EncodedShard:
     blocks = [simulate_block(plan, block) for block in plan.blocks(index)]
-    pieces = encode_shard([block.arrays for block in blocks], index, manifest_digest)
-    return EncodedShard(b"".join(pieces), sum(map(len, blocks)), dropped(blocks))
+    arrays, lost = [block.arrays for block in blocks], dropped(blocks)
+    content = b"".join(encode_shard(arrays, index, manifest_digest, lost))
+    return EncodedShard(content, sum(map(len, blocks)), lost)

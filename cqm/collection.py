@@ -84,7 +84,9 @@ def collect(
                 shards.write_shard(
                     directory,
                     index,
-                    shards.encode_shard([block.arrays for block in blocks], index, digest),
+                    shards.encode_shard(
+                        [block.arrays for block in blocks], index, digest, dropped(blocks)
+                    ),
                     sum(len(block) for block in blocks),
                     dropped(blocks),
                 )
@@ -96,12 +98,14 @@ def plan_collection(world: World, recipe: Mapping[str, Any]) -> Plan:
     values, num_actions = dict(recipe), len(world.candidate_actions)
     policy = values.get("continuation")
     if isinstance(policy, Policy):
+        if policy.name == "uniform":
+            raise ValueError("a policy named 'uniform' would be taken for the law; rename it")
         values["continuation"] = policy.name
-    elif policy is not None and not isinstance(policy, str):
-        values["continuation"] = tuple(float(p) for p in policy)
-    if not isinstance(values.get("arms"), int | None):
-        values["arms"] = tuple(tuple(sorted(int(a) for a in arms)) for arms in values["arms"])
-    values["warmup"] = tuple(values.get("warmup", Recipe.warmup))
+    values = {name: _plain(value) for name, value in values.items()}
+    if isinstance(values.get("arms"), tuple):
+        values["arms"] = tuple(
+            tuple(sorted(arms)) if isinstance(arms, tuple) else arms for arms in values["arms"]
+        )
     unknown = sorted(set(values) - set(Recipe.__dataclass_fields__))
     if unknown:
         raise ValueError(
@@ -123,8 +127,15 @@ def plan_collection(world: World, recipe: Mapping[str, Any]) -> Plan:
     return Plan(world, checked, plan.policy, subsets, num_arms, blocks_per_shard)
 
 
+def _plain(value: Any) -> Any:
+    """Numbers and sequences, of NumPy too, as they are in a manifest."""
+    if isinstance(value, np.ndarray | np.generic):
+        value = value.tolist()
+    return tuple(map(_plain, value)) if isinstance(value, list | tuple) else value
+
+
 def _check_continuation(continuation: str | tuple[float, ...], num_actions: int) -> None:
-    if isinstance(continuation, str):
+    if not isinstance(continuation, tuple):
         if continuation != "uniform":
             raise ValueError(
                 f"continuation must be 'uniform', {num_actions} probabilities or a Policy; "
@@ -133,7 +144,7 @@ def _check_continuation(continuation: str | tuple[float, ...], num_actions: int)
     elif (
         len(continuation) != num_actions
         or min(continuation) < 0
-        or abs(sum(continuation) - 1) > 1e-9
+        or not abs(sum(continuation) - 1) <= 1e-9  # NaN too
     ):
         raise ValueError(
             f"continuation must give {num_actions} probabilities that sum to 1; got {continuation}"
@@ -150,6 +161,8 @@ def _check_arms(
         if not 2 <= arms <= num_actions:
             raise ValueError(f"arms must be a number in 2..{num_actions}; got {arms}")
         return None, arms
+    if not isinstance(arms, tuple) or not all(isinstance(subset, tuple) for subset in arms):
+        raise ValueError(f"arms must be a number or subsets of the actions; got {arms!r}")
     sizes = {len(set(subset)) for subset in arms} | {len(subset) for subset in arms}
     if len(sizes) != 1 or min(sizes) < 2:
         raise ValueError(f"arms must be subsets of one size, at least 2; got {arms}")
@@ -165,7 +178,7 @@ def _simulate_shards(
     advance: Advance = lambda count: None,
 ) -> Iterator[tuple[int, list[Block]]]:
     """Simulate shards on threads, in order; a few blocks ahead of who takes them, not more."""
-    threads = threads or len(os.sched_getaffinity(0))
+    threads = len(os.sched_getaffinity(0)) if threads is None else threads
     if threads < 1 or blocks_per_task < 1:
         raise ValueError(
             f"threads and blocks_per_task must be at least 1; got {threads}, {blocks_per_task}"
@@ -201,29 +214,34 @@ def _simulate_shards(
 
 def _prepare(directory: Path, plan: Plan) -> str:
     """Make or check the directory's manifest; returns its digest."""
-    path = directory / shards.MANIFEST
     storage.remove_partial(directory)
-    mixing, entry = None, None
+    files, entry = {}, None
     if plan.mixing is not None:
-        mixing = b"".join(storage.encode_arrays([plan.mixing], {}))
-        entry = {"file": shards.MIXING, "sha256": hashlib.sha256(mixing).hexdigest()}
+        files[shards.MIXING] = content = b"".join(storage.encode_arrays([plan.mixing], {}))
+        entry = {"file": shards.MIXING, "sha256": hashlib.sha256(content).hexdigest()}
     wanted = plan.manifest(entry)
-    if path.exists():
+    files[shards.MANIFEST] = content = storage.encode_json(wanted)
+    digest = hashlib.sha256(content).hexdigest()
+    try:
         changes = shards.differences(shards.read_manifest(directory), wanted)
-        if changes:
+    except (FileNotFoundError, storage.DamagedFileError) as error:
+        # The manifest can be made again where all shards say that they belong to this one.
+        if shards.shard_manifests(directory) - {digest}:
             raise ValueError(
-                f"{directory} holds branches of another configuration:\n{changes}\n"
-                "choose another directory, or collect with the configuration stored there"
-            )
-    else:
-        if directory.is_dir() and any(directory.glob(shards.shard_name("*"))):
-            raise ValueError(
-                f"{directory} holds shards without a manifest; choose another directory"
-            )
-        storage.write_json(path, wanted)
-    if mixing is not None:
-        storage.write_pieces(directory / shards.MIXING, [mixing])
-    return storage.sha256(path)
+                f"{error}, and the shards in {directory} are of another configuration or damaged; "
+                "choose another directory"
+            ) from error
+        changes = ""
+    if changes:
+        raise ValueError(
+            f"{directory} holds branches of another configuration:\n{changes}\n"
+            "choose another directory, or collect with the configuration stored there"
+        )
+    for name, content in files.items():
+        path = directory / name
+        if not path.exists() or storage.sha256(path) != hashlib.sha256(content).hexdigest():
+            storage.write_pieces(path, [content])
+    return digest
 
 
 def _is_complete(directory: Path, index: int, digest: str) -> bool:

@@ -45,7 +45,7 @@ def progress(what: str, total: int, *, unit: str, show: bool | None = None) -> I
             def advance(count: int) -> None:
                 nonlocal done
                 done += count
-                rate = f"{done / (time.monotonic() - started):,.0f}/s"
+                rate = f"{done / _elapsed(started):,.0f}/s"
                 bar.update(task, advance=count, rate=rate)
 
             yield advance
@@ -62,7 +62,7 @@ def _plain_lines(what: str, total: int, unit: str) -> Advance:
         done += count
         if done * 10 // total > said:
             said = done * 10 // total
-            seconds = time.monotonic() - started
+            seconds = _elapsed(started)
             left = seconds * (total - done) / max(done, 1)
             print(
                 f"{what}: {done:,}/{total:,} {unit}, {done / seconds:,.0f}/s, {left:.0f} s left",
@@ -71,3 +71,8 @@ def _plain_lines(what: str, total: int, unit: str) -> Advance:
             )
 
     return advance
+
+
+def _elapsed(started: float) -> float:
+    """Seconds since then, never zero: some clocks tick slowly."""
+    return max(time.monotonic() - started, 1e-9)

@@ -84,6 +84,8 @@ class FileShard:
         if not self._verified:
             self.verify()
         with storage.open_arrays(self.path) as file:
+            if self.num_families == 0:  # of which the library refuses a slice
+                return file.get_tensor(name)
             return file.get_slice(name)[rows]
 
     def names(self) -> list[str]:
@@ -122,10 +124,18 @@ def shard_name(index: int | str) -> str:
 
 
 def encode_shard(
-    batches: Sequence[Mapping[str, np.ndarray]], index: int, manifest_digest: str
+    batches: Sequence[Mapping[str, np.ndarray]],
+    index: int,
+    manifest_digest: str,
+    dropped: Mapping[str, int] | None = None,
 ) -> Iterator[bytes | memoryview]:
     """The pieces of a shard file, which knows its own number and the manifest it belongs to."""
-    metadata = {"kind": "cqm branches", "shard": str(index), "manifest": manifest_digest}
+    metadata = {
+        "kind": "cqm branches",
+        "shard": str(index),
+        "manifest": manifest_digest,
+        "dropped": json.dumps(dropped or {}, sort_keys=True),
+    }
     return storage.encode_arrays(batches, metadata)
 
 
@@ -153,32 +163,39 @@ def write_shard(
 
 def open_shard(directory: Path, index: int, manifest_digest: str) -> FileShard:
     """A shard on disk, after checks of what can be checked without reading its data."""
+    try:
+        return _checked_shard(directory, index, manifest_digest)
+    except DamagedFileError as error:
+        raise DamagedFileError(f"{error}; {_REPAIR}") from error
+
+
+def _checked_shard(directory: Path, index: int, manifest_digest: str) -> FileShard:
     path = directory / shard_name(index)
     sidecar_path = path.with_suffix(".json")
     for needed in (path, sidecar_path):
         if not needed.exists():
-            raise DamagedFileError(f"{needed} is missing; {_REPAIR}")
+            raise DamagedFileError(f"{needed} is missing")
     sidecar = storage.read_json(sidecar_path)
     try:
         number, size, checksum = sidecar["shard"], sidecar["bytes"], sidecar["sha256"]
         num_families, dropped = sidecar["families"], sidecar["dropped"]
     except KeyError as error:
-        raise DamagedFileError(f"{sidecar_path} lacks {error}; {_REPAIR}") from error
+        raise DamagedFileError(f"{sidecar_path} lacks {error}") from error
     if path.stat().st_size != size:
-        raise DamagedFileError(
-            f"{path} has {path.stat().st_size} bytes and should have {size}; {_REPAIR}"
-        )
+        raise DamagedFileError(f"{path} has {path.stat().st_size} bytes and should have {size}")
     with storage.open_arrays(path) as file:
         metadata = file.metadata() or {}
-    if (number, metadata.get("shard")) != (index, str(index)):
+        rows = file.get_slice("index").get_shape()[0]
+    if metadata.get("shard") != str(index):
         raise DamagedFileError(
-            f"{path} is not shard {index} but a copy of shard {metadata.get('shard', number)}; "
-            f"remove it and {_REPAIR}"
+            f"{path} is not shard {index} but a copy of shard {metadata.get('shard')}"
         )
     if metadata.get("manifest") != manifest_digest:
         raise DamagedFileError(
-            f"{path} belongs to another set of branches; remove it and {_REPAIR}"
+            f"{path} belongs to another set of branches, or its manifest was changed"
         )
+    if (number, num_families, dropped) != (index, rows, json.loads(metadata.get("dropped", "{}"))):
+        raise DamagedFileError(f"{sidecar_path} does not describe {path.name}")
     return FileShard(path, num_families, dropped, checksum)
 
 
@@ -187,16 +204,31 @@ def read_manifest(directory: Path) -> dict[str, Any]:
     path = Path(directory) / MANIFEST
     if not path.exists():
         raise FileNotFoundError(f"{directory} holds no branches: {MANIFEST} is missing")
-    manifest = storage.read_json(path)
+    try:
+        manifest = storage.read_json(path)
+    except DamagedFileError as error:
+        raise DamagedFileError(f"{error}; {_REPAIR}") from error
     if manifest.get("schema") != SCHEMA:
-        raise DamagedFileError(
+        raise ValueError(
             f"{path} has schema {manifest.get('schema')!r}; this version reads {SCHEMA}"
         )
     needed = {"world", "recipe", "candidate_actions", "feature_names", "observation_names"}
     missing = sorted((needed | {"num_shards", "blocks_per_shard", "mixing"}) - set(manifest))
     if missing:
-        raise DamagedFileError(f"{path} lacks {missing}; collect into another directory")
+        raise DamagedFileError(f"{path} lacks {missing}; {_REPAIR}")
     return manifest
+
+
+def shard_manifests(directory: Path) -> set[str | None]:
+    """The manifests that the shards of a directory belong to, by digest; None for unreadable."""
+    digests: set[str | None] = set()
+    for path in directory.glob(shard_name("*")):
+        try:
+            with storage.open_arrays(path) as file:
+                digests.add((file.metadata() or {}).get("manifest"))
+        except DamagedFileError:
+            digests.add(None)
+    return digests
 
 
 def read_mixing(directory: Path, manifest: Mapping[str, Any]) -> dict[str, np.ndarray] | None:
@@ -204,7 +236,12 @@ def read_mixing(directory: Path, manifest: Mapping[str, Any]) -> dict[str, np.nd
     entry = manifest["mixing"]
     if entry is None:
         return None
-    path = storage.inside(directory, entry["file"])
+    try:
+        path = storage.inside(directory, entry["file"])
+    except ValueError as error:
+        raise DamagedFileError(
+            f"{directory / MANIFEST} is not to be trusted: {error}; collect into another directory"
+        ) from error
     if not path.exists() or storage.sha256(path) != entry["sha256"]:
         raise DamagedFileError(f"{path} is missing or damaged; {_REPAIR}")
     with storage.open_arrays(path) as file:

@@ -127,7 +127,7 @@ def simulate_block(plan: Plan, block: int) -> Block:
     uniforms = rng.random((num, draws, recipe.horizon - 1))
     rng = stream(recipe.seed, block, _NOISE)
     noise = native.sample_noise(num * draws, recipe.horizon, rng)
-    noise = noise.reshape(num, draws, recipe.horizon, -1)
+    noise = noise.reshape(num, draws, *noise.shape[1:])
 
     arrays = {
         "index": np.array(states_of_block),
@@ -142,7 +142,7 @@ def simulate_block(plan: Plan, block: int) -> Block:
         copies = num_arms if nuisance.coupling == "independent" else 1
         shape = (num, draws, copies, recipe.horizon, nuisance.dimension)
         arrays["nuisance"] = path = nuisance.path(start[:, None, None], rng.standard_normal(shape))
-    if noise.shape[-1]:
+    if noise.size:
         arrays["noise"] = noise
 
     features, continuation = [], []
@@ -159,8 +159,13 @@ def simulate_block(plan: Plan, block: int) -> Block:
     # [num, draws, arms, horizon, features]; a single draw need not be copied
     stacked = np.stack(features, axis=1) if draws > 1 else features[0][:, None]
     arrays["continuation"] = np.stack(continuation, axis=1).astype(np.int16)
+    # Whatever a world reports, what is stored is finite.
+    finite = np.isfinite(arrays["observation"]).all(axis=1)
+    finite &= np.isfinite(stacked).reshape(num, -1).all(axis=1)
+    status = np.where((status == Status.OK) & ~finite, Status.NOT_FINITE, status)
+    stacked[status != Status.OK] = 0  # what failed must not overflow in the sum
     arrays["outcome"] = discounted(stacked, recipe.discounts)
-    arrays["first"] = stacked[..., 0, :]
+    arrays["first"] = stacked[..., 0, :].copy()  # a view would keep every step in memory
     if plan.policy is not None:
         arrays["uniforms"] = uniforms
     if recipe.per_step:
@@ -245,7 +250,7 @@ def roll_closed_loop(
         result = plan.native.step(states, plan.world.candidate_actions[action], noise[:, t])
         features.append(result.features[:, 0])
         status = np.where(status == Status.OK, result.status, status)
-        states = result.states
+        states = _replaced(result.states, states, result.status != Status.OK)
     stacked = np.stack(features, axis=1).reshape(num, num_arms, plan.recipe.horizon, -1)
     continuation = np.array(chosen, dtype=int).reshape(-1, len(rows)).T
     return FamilyRollout(stacked, _worst(status, num), continuation.reshape(num, num_arms, -1))
@@ -292,7 +297,8 @@ def _initial_states(
         group = take(states, rows)
         if length > 0:
             result = world.rollout(group, controls[rows, :length], noise[rows, :length])
-            status[rows], group = result.status, result.states
+            status[rows] = result.status
+            group = _replaced(result.states, group, result.status != Status.OK)
         groups.append(group)
         order.append(rows)
     return take(concatenate(groups), np.argsort(np.concatenate(order))), status
@@ -311,6 +317,13 @@ def draw_actions(recipe: Recipe, uniforms: np.ndarray, num_actions: int) -> np.n
     if isinstance(recipe.continuation, str):
         return (uniforms * num_actions).astype(int)
     return np.searchsorted(np.cumsum(recipe.continuation)[:-1], uniforms, side="right")
+
+
+def _replaced(after: States, before: States, failed: np.ndarray) -> States:
+    """States in which those that failed are as they were: nobody should have to look at NaN."""
+    if not failed.any():
+        return after
+    return take(concatenate([after, before]), np.arange(len(failed)) + len(failed) * failed)
 
 
 def _worst(status: np.ndarray, num: int) -> np.ndarray:

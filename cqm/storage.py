@@ -28,6 +28,7 @@ _TYPES = {
     np.dtype(np.int16): "I16",
     np.dtype(np.int8): "I8",
     np.dtype(np.uint8): "U8",
+    np.dtype(np.uint16): "U16",
     np.dtype(np.uint32): "U32",
     np.dtype(np.uint64): "U64",
     np.dtype(np.bool_): "BOOL",
@@ -67,6 +68,8 @@ def encode_arrays(
                 f"array {name!r} of type {pieces[0].dtype} cannot be stored; "
                 f"allowed: {sorted(str(dtype) for dtype in _TYPES)}"
             )
+        if len({(piece.dtype, piece.shape[1:]) for piece in pieces}) > 1:
+            raise ValueError(f"array {name!r} changes its type or shape between batches")
         size = sum(piece.nbytes for piece in pieces)
         header[name] = {
             "dtype": _TYPES[pieces[0].dtype],
@@ -106,16 +109,35 @@ def write_pieces(path: str | Path, pieces: Iterable[bytes | memoryview]) -> Writ
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except OSError as error:
+    except BaseException as error:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
-        raise _explained(error, path) from error
+        if isinstance(error, OSError):
+            raise _explained(error, path) from error
+        raise
     return Written(digest.hexdigest(), num_bytes)
 
 
+def encode_json(value: Any) -> bytes:
+    """JSON for people to read: indented, keys in the order given."""
+    return (json.dumps(value, indent=2, allow_nan=False) + "\n").encode()
+
+
 def write_json(path: str | Path, value: Any) -> None:
-    """Write JSON atomically, for people to read: indented, keys in the order given."""
-    write_pieces(path, [(json.dumps(value, indent=2, allow_nan=False) + "\n").encode()])
+    """Write JSON atomically."""
+    write_pieces(path, [encode_json(value)])
+
+
+def append_line(path: str | Path, value: Any) -> None:
+    """Add one JSON value as a line to a log, which may hold a torn line after a crash."""
+    line = json.dumps(value, allow_nan=False).encode() + b"\n"
+    try:
+        with open(path, "a+b") as file:
+            if file.tell() and (file.seek(-1, os.SEEK_END), file.read(1))[1] != b"\n":
+                line = b"\n" + line
+            file.write(line)
+    except OSError as error:
+        raise _explained(error, Path(path)) from error
 
 
 def read_json(path: str | Path) -> dict[str, Any]:
@@ -161,6 +183,7 @@ def _explained(error: OSError, path: Path) -> OSError:
         errno.EROFS: "the file system is read-only; choose another directory",
         errno.EACCES: "no permission; change the directory's permissions or choose another",
         errno.EPERM: "no permission; change the directory's permissions or choose another",
+        errno.EEXIST: "a part of the path is a file; choose another directory",
         errno.ENOTDIR: "a part of the path is a file; choose another directory",
     }.get(error.errno or 0, "nothing was written; run the same command again")
     return type(error)(error.errno, f"cannot write {path}: {error.strerror}: {advice}")

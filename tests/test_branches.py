@@ -234,6 +234,15 @@ def test_a_slice_reads_the_bits_of_the_whole(ragged, name):
     np.testing.assert_array_equal(ARRAYS[name](nested), whole[150:483])
 
 
+def test_a_slice_of_wide_features_reads_the_bits_of_the_whole():
+    # Wide enough for a row of a matrix product to round by its place among the rows.
+    branches = collect(mixed(plane_world(), dimension=300), states=600, horizon=2, small=False)
+    for array_fn in (ARRAYS["outcomes"], ARRAYS["observations"], ARRAYS["effects"]):
+        whole = array_fn(branches)
+        for start, stop in ((1, 600), (3, 5), (100, 500), (255, 258)):
+            np.testing.assert_array_equal(array_fn(branches[start:stop]), whole[start:stop])
+
+
 def test_slices_follow_the_rules_of_sequences(ragged):
     num = len(ragged)
     assert len(ragged[-5:]) == 5

@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 
 import cqm
+from cqm.branches import Recipe
 from cqm.collection import plan_collection
-from cqm.simulation import Policy, simulate_block, stream
+from cqm.simulation import Policy, draw_actions, simulate_block, stream
 from cqm.worlds.base import Rollout, Status, World, num_states
 from cqm.worlds.function import FunctionWorld
 from cqm.worlds.nuisance import Nuisance, NuisanceWorld
@@ -374,34 +375,34 @@ def test_divergence_that_a_simulator_declares_is_counted():
     assert all(np.isfinite(values).all() for values in arrays_of(failing).values())
 
 
-@pytest.mark.parametrize("failure", ["nan", "raise"])
+@pytest.mark.parametrize("failure", ["not finite", "raised"])
 def test_failures_of_the_warmup_are_counted(failure):
-    """A world with a clock, which fails for some states during the warm-up alone."""
+    """Every fifth state fails at controls that only the warm-up applies."""
 
-    def step(state, u, e):
-        due = (state["clock"] < 3) & (state["position"] > 1)
-        if failure == "raise" and due.any():
+    def initial(num, rng):
+        return np.stack([rng.uniform(size=num), np.arange(num) % 5 == 4], axis=1)
+
+    def step(x, u, e):
+        due = (x[:, 1:] == 1) & (u > 0) & (u < 1)
+        if failure == "raised" and due.any():
             raise RuntimeError("still cold")
-        position = np.where(due, np.nan, state["position"])
-        return {"position": position, "clock": state["clock"] + 1}
+        return np.where(due, np.nan, x)
 
     world = spiral_world(
-        initial=lambda num, rng: {
-            "position": rng.uniform(0, 1, (num, 1)) + (np.arange(num)[:, None] % 5 == 4),
-            "clock": np.zeros((num, 1), int),
-        },
+        initial=initial,
         step=step,
-        features=lambda x, u, e, y: y["position"] * 1.0,
+        features=lambda x, u, e, y: y,
         exogenous=None,
         candidate_actions=[[0.0], [1.0]],
     )
-    branches = collect(world, states=300, warmup=(3, 3))
-    reason = {"nan": "not finite", "raise": "raised"}[failure]
-    late = [i for i in range(300) if i % 256 % 5 == 4]
-    assert branches.dropped == {reason: len(late)}
-    assert branches.index.tolist() == [i for i in range(300) if i not in late]
+    branches = collect(world, states=300, warmup=(1, 4))
+    kept = [i for i in range(300) if i % 256 % 5 != 4]
+    assert branches.dropped == {failure: 300 - len(kept)}
+    assert branches.index.tolist() == kept
     assert all(np.isfinite(values).all() for values in arrays_of(branches).values())
-    assert (branches.states["clock"] == 3).all()
+    # The states, which nothing moves, are still in the order in which they were drawn.
+    drawn = np.concatenate([initial(256, stream(0, 0, 0)), initial(44, stream(0, 1, 0))])
+    np.testing.assert_array_equal(branches.states["state"], drawn[kept])
 
 
 def choosy_observe(x):
@@ -489,6 +490,17 @@ def test_noise_of_any_shape_reaches_the_world():
     gusts = branches.array("noise")[..., 1, 2]  # [n, draws, horizon]
     first = branches.observations[:, None] + pushes + gusts[:, :, :1]
     np.testing.assert_allclose(branches.first_features[..., 0], first, rtol=1e-12)
+
+
+def test_actions_of_no_probability_are_never_drawn():
+    uniforms = np.array([0.0, 0.25, 0.5, 1 - 2**-53])
+    for law, expected in (
+        ((0.0, 0.5, 0.5), [1, 1, 2, 2]),
+        ((0.5, 0.0, 0.5), [0, 0, 2, 2]),
+        ((0.5, 0.5, 0.0), [0, 0, 1, 1]),
+        ("uniform", [0, 0, 1, 2]),
+    ):
+        assert draw_actions(Recipe(continuation=law), uniforms, 3).tolist() == expected
 
 
 @pytest.mark.parametrize("draws", [1, 2])

@@ -215,6 +215,26 @@ def test_garbled_json_is_named(tmp_path, content, message):
     assert str(path) in str(caught.value)
 
 
+def test_lines_are_added_to_a_log(tmp_path):
+    path = tmp_path / "log.jsonl"
+    for value in ({"step": 1, "loss": 0.5}, {"step": 2, "loss": 0.25}):
+        storage.append_line(path, value)
+    assert path.read_text() == '{"step": 1, "loss": 0.5}\n{"step": 2, "loss": 0.25}\n'
+
+
+def test_a_torn_line_does_not_spoil_the_next(tmp_path):
+    path = tmp_path / "log.jsonl"
+    path.write_text('{"step": 1}\n{"step": 2, "lo')
+    storage.append_line(path, {"step": 3})
+    assert path.read_text().splitlines() == ['{"step": 1}', '{"step": 2, "lo', '{"step": 3}']
+
+
+def test_a_line_that_cannot_be_added_is_explained(tmp_path):
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(OSError, match="is a file; choose another directory"):
+        storage.append_line(tmp_path / "file" / "log.jsonl", {})
+
+
 @pytest.mark.parametrize("length", [0, 7, 40, -1])
 def test_an_incomplete_file_of_arrays_is_named(tmp_path, length):
     path = tmp_path / "x.safetensors"

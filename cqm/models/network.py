@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 from jax import Array
 
 from cqm.quotient import Reference, center
@@ -24,9 +23,8 @@ class Linear(eqx.Module):
     def __init__(self, num_inputs: int, num_outputs: int, key: Array):
         bound = num_inputs**-0.5
         weight_key, bias_key = jax.random.split(key)
-        self.weight = jax.random.uniform(
-            weight_key, (num_inputs, num_outputs), minval=-bound, maxval=bound
-        )
+        shape = (num_inputs, num_outputs)
+        self.weight = jax.random.uniform(weight_key, shape, minval=-bound, maxval=bound)
         self.bias = jax.random.uniform(bias_key, (num_outputs,), minval=-bound, maxval=bound)
 
     def __call__(self, x: Array) -> Array:

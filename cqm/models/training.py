@@ -1,8 +1,9 @@
 """The one training loop: every model and every baseline is fitted by it.
 
-Updates are compiled into chunks of `lax.scan`; progress, checkpoints and metrics fall between chunks. The
-batch of an update is a function of (seed, step) alone, so a training that was interrupted
-continues to the same model, bit for bit, on the same machine with the same versions and threads.
+Updates are compiled into chunks of `lax.scan`; progress, checkpoints and metrics fall between
+chunks. The batch of an update is a function of (seed, step) alone, so a training that was
+interrupted continues to the same model, bit for bit, on the same machine with the same versions
+and threads.
 """
 
 from __future__ import annotations
@@ -46,6 +47,8 @@ class Training:
     """Largest norm of the gradient."""
     target_every: int = 0
     """Updates between copies to the target network; 0 for none."""
+    patience: int = 0
+    """Chunks without a better validation score before training stops; 0 to run to the end."""
     chunk: int = 250
     """Updates compiled into one call; checkpoints fall between chunks."""
     seed: int = 0
@@ -136,7 +139,7 @@ def train(
         model if training.target_every else None,
     )
     files = _Files(Path(directory), name, training) if directory is not None else None
-    step, losses = 0, []
+    step, losses = 0, list[float]()
     if files is not None:
         step, losses, state = files.load(state)
     key = jax.random.key(training.seed)

@@ -6,7 +6,9 @@ makes more rewards linear, at the price of more to estimate.
 
 from __future__ import annotations
 
-import abc
+import contextlib
+import itertools
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,63 +19,45 @@ from cqm.worlds.base import Rollout, States, Status, World, num_states, take
 from cqm.worlds.function import qualified_name
 from cqm.worlds.nuisance import NuisanceWorld
 
-# The names of the new features, features [..., d] -> new ones [..., k], and JSON-able parameters.
+# The names of new features, features [..., d] -> new ones [..., k], and a JSON-able identity.
 Built = tuple[Sequence[str], Callable[[np.ndarray], np.ndarray], dict[str, Any]]
 
 _BLOCK = 256  # rows a user's function is called on; a matrix product's rounding depends on them
 _PIECES, _PIECE_STEPS = 4, 8  # together as long as a default branch with its warm-up
 
 
-class FeatureMap(abc.ABC):
-    """A recipe for features that are functions of features; a row's bits must be its own."""
-
-    @abc.abstractmethod
-    def build(self, names: Sequence[str], sample: np.ndarray) -> Built:
-        """The map for a world with these feature names, given a sample `[n, d]` of its events."""
-
-
-class Squares(FeatureMap):
+class Squares:
     """The square `x^2` of every feature."""
 
-    def build(self, names: Sequence[str], sample: np.ndarray) -> Built:
-        """See `FeatureMap`."""
-        return [f"{x}^2" for x in names], lambda features: features**2, {"map": "squares"}
+    def _build(self, names: Sequence[str], sample: np.ndarray) -> Built:
+        return [f"{x}^2" for x in names], lambda features: features**2, {"map": "Squares"}
 
 
-class Products(FeatureMap):
+class Products:
     """The products `x*y` of all pairs of distinct features."""
 
-    def build(self, names: Sequence[str], sample: np.ndarray) -> Built:
-        """See `FeatureMap`."""
+    def _build(self, names: Sequence[str], sample: np.ndarray) -> Built:
         i, j = np.triu_indices(len(names), 1)
-        pairs = [f"{names[a]}*{names[b]}" for a, b in zip(i, j, strict=True)]
-        return pairs, lambda features: features[..., i] * features[..., j], {"map": "products"}
+        pairs = [f"{a}*{b}" for a, b in itertools.combinations(names, 2)]
+        return pairs, lambda features: features[..., i] * features[..., j], {"map": "Products"}
 
 
 @dataclass(frozen=True)
-class RandomFourier(FeatureMap):
+class RandomFourier:
     """Random waves cos(ωᵀ(φ/σ) + b) with ω ~ N(0, 1/scale²): smooth rewards of any shape."""
 
     num: int = 64
-    scale: float = 1.0
-    """The length on which the waves vary, in units of σ."""
+    scale: float = 1.0  # the length on which the waves vary, in units of σ
     seed: int = 0
-    spread: Sequence[float] | None = None
-    """σ, one a feature; by default the standard deviation over a sample, to three digits."""
+    spread: Sequence[float] | None = None  # σ of each feature; by default measured on a sample
     prefix: str = "fourier"
 
-    def build(self, names: Sequence[str], sample: np.ndarray) -> Built:
-        """See `FeatureMap`."""
-        spread = self.spread
-        if spread is None:  # rounded, so that another machine's last bits do not change it
-            constant = np.ptp(sample, axis=0) <= 1e-12 * np.abs(sample).max(axis=0)
-            spread = [float(f"{s:.3g}") for s in np.where(constant, 1.0, sample.std(axis=0))]
-        sigma = np.array(spread, float)
+    def _build(self, names: Sequence[str], sample: np.ndarray) -> Built:
+        measured = np.where(varies(sample), sample.std(axis=0), 1.0)
+        rounded = [float(f"{s:.3g}") for s in measured]  # the same on every machine
+        sigma = np.array(rounded if self.spread is None else self.spread, float)
         if self.num < 1 or len(sigma) != len(names) or not np.all(self.scale * sigma > 0):
-            raise ValueError(
-                f"random waves need num, scale and {len(names)} entries of spread, all positive; "
-                f"got num={self.num}, scale={self.scale}, spread={spread}"
-            )
+            raise ValueError(f"num, scale and {len(names)} spreads must be positive; got {self}")
         rng = np.random.default_rng(self.seed)
         frequencies = rng.standard_normal((len(sigma), self.num)) / (self.scale * sigma[:, None])
         offsets = rng.uniform(0, 2 * np.pi, self.num)
@@ -84,20 +68,18 @@ class RandomFourier(FeatureMap):
                 phases += features[..., j, None] * frequency
             return np.cos(phases, out=phases)
 
-        identity = {"map": "random fourier", **vars(self), "spread": sigma.tolist()}
+        identity = {"map": "RandomFourier", **vars(self), "spread": sigma.tolist()}
         return [f"{self.prefix}_{i}" for i in range(self.num)], waves, identity
 
 
 @dataclass(frozen=True)
-class UserFeatures(FeatureMap):
+class UserFeatures:
     """A user's function `[n, d] -> [n, k]`, called on 256 rows at a time, and k names."""
 
     fn: Callable[[np.ndarray], Any]
     names: Sequence[str]
 
-    def build(self, names: Sequence[str], sample: np.ndarray) -> Built:
-        """See `FeatureMap`."""
-
+    def _build(self, names: Sequence[str], sample: np.ndarray) -> Built:
         def in_blocks(features: np.ndarray) -> np.ndarray:
             rows = features.reshape(-1, features.shape[-1])
             values = np.empty((len(rows), len(self.names)))
@@ -105,14 +87,12 @@ class UserFeatures(FeatureMap):
                 block = np.arange(start, min(start + _BLOCK, len(rows)))
                 result = np.asarray(self.fn(rows[np.resize(block, _BLOCK)]), float)
                 if result.shape != (_BLOCK, len(self.names)):
-                    raise ValueError(
-                        f"the function of features {list(self.names)} gave shape {result.shape} "
-                        f"for {_BLOCK} rows; expected {(_BLOCK, len(self.names))}"
-                    )
+                    wanted = f"expected [{_BLOCK}, {len(self.names)}], got {list(result.shape)}"
+                    raise ValueError(f"the shape of user features {self.names}: {wanted}")
                 values[block] = result[: len(block)]
-            return values.reshape(*features.shape[:-1], -1)
+            return values.reshape(*features.shape[:-1], len(self.names))
 
-        identity = {"map": "user", "fn": qualified_name(self.fn), "names": list(self.names)}
+        identity = {"map": "UserFeatures", "fn": qualified_name(self.fn), "names": [*self.names]}
         return self.names, in_blocks, identity
 
 
@@ -124,23 +104,18 @@ class ExpandedWorld(World):
     ('pole_velocity', 'cart_position^2', 'pole_cos^2')
     """
 
-    def __init__(self, native: World, *maps: FeatureMap):
+    def __init__(self, native: World, *maps: Squares | Products | RandomFourier | UserFeatures):
         if isinstance(native, NuisanceWorld):
-            raise ValueError(
-                "features that are nonlinear in mixed ones carry products of the nuisance with the "
-                "native part, which do not cancel; expand the native world, then add the nuisance: "
-                "NuisanceWorld(ExpandedWorld(world.native, ...), world.nuisance)"
-            )
+            raise ValueError("expand world.native instead: products with a nuisance do not cancel")
         if isinstance(native, ExpandedWorld):
             raise ValueError("the world is expanded already; give all maps to one ExpandedWorld")
-        self.native, self.name, self.cloning = native, native.name, native.cloning
-        self.control_low, self.control_high = native.control_low, native.control_high
-        self.candidate_actions, self.continuous = native.candidate_actions, native.continuous
-        self.observation_names = native.observation_names
+        for attribute in World.__annotations__:
+            setattr(self, attribute, getattr(native, attribute))
+        self.native = native
         sample = sample_events(native, 1024)
-        self._maps = [feature_map.build(native.feature_names, sample) for feature_map in maps]
+        self._maps = [feature_map._build(native.feature_names, sample) for feature_map in maps]
         self.feature_names = names = (*native.feature_names, *(n for m in self._maps for n in m[0]))
-        repeated = sorted({name for name in names if names.count(name) > 1})
+        repeated = [name for name, count in Counter(names).items() if count > 1]
         if repeated:
             raise ValueError(f"feature names must differ; got {repeated} more than once")
         self.expand(sample)  # shows a mistake in a user's function now
@@ -167,9 +142,18 @@ class ExpandedWorld(World):
     ) -> Rollout:
         """Roll the native world forward and expand its features."""
         result = self.native.rollout(states, controls, noise, final=final)
-        features, status = self.expand(result.features), result.status.copy()
+        try:
+            features = self.expand(result.features)
+        except Exception:  # in a user's function; the rows that it fails on are lost, not all
+            features = np.concatenate([self._or_nan(row[None]) for row in result.features])
+        status = result.status.copy()
         status[(status == Status.OK) & ~np.isfinite(features).all(axis=(1, 2))] = Status.NOT_FINITE
         return Rollout(features, status, result.states)
+
+    def _or_nan(self, features: np.ndarray) -> np.ndarray:
+        with contextlib.suppress(Exception):
+            return self.expand(features)
+        return np.full((*features.shape[:-1], len(self.feature_names)), np.nan)
 
     def store(self, states: States) -> dict[str, np.ndarray]:
         """What the native world stores."""
@@ -184,28 +168,17 @@ class ExpandedWorld(World):
         return {**self.native.identity(), "feature_maps": [identity for *_, identity in self._maps]}
 
 
-def load_maps(identities: Sequence[Mapping[str, Any]]) -> list[FeatureMap]:
-    """Maps from a stored identity's `feature_maps`; a user's function is not known by its name.
-
-    >>> load_maps([{"map": "random fourier", "num": 8}])[0].num
-    8
-    """
-    kinds = {"squares": Squares, "products": Products, "random fourier": RandomFourier}
-    maps = []
-    for kind, parameters in ((i["map"], {**i}) for i in identities):
-        if kind not in kinds:
-            raise ValueError(f"unknown feature map {kind!r}; can be loaded: {sorted(kinds)}")
-        del parameters["map"]
-        maps.append(kinds[kind](**parameters))
-    return maps
+def load_maps(identities: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """Maps from a stored identity's `feature_maps`; a user's function is not known by its name."""
+    kinds: dict[str, type] = {kind.__name__: kind for kind in (Squares, Products, RandomFourier)}
+    unknown = {identity["map"] for identity in identities} - set(kinds)
+    if unknown:
+        raise ValueError(f"feature maps {sorted(unknown)} cannot be loaded; can be: {list(kinds)}")
+    return [kinds[i["map"]](**{k: v for k, v in i.items() if k != "map"}) for i in identities]
 
 
 def sample_events(world: World, num: int, *, seed: int = 0) -> np.ndarray:
-    """Features of transitions under random candidate actions, `[at least num, features]`.
-
-    The rollouts start at initial states and are as long as a branch usually is with its warm-up,
-    so that the sample is about what branches visit. Those that fail are left out.
-    """
+    """Features `[at least num, features]` of steps with random candidate actions."""
     rng, events = np.random.default_rng(seed), []
     states = world.reset(-(-num // (_PIECES * _PIECE_STEPS)), rng)
     for _ in range(_PIECES):  # in pieces, because a recorded trace may be short
@@ -218,5 +191,10 @@ def sample_events(world: World, num: int, *, seed: int = 0) -> np.ndarray:
         events.append(result.features[sound].reshape(-1, len(world.feature_names)))
         states = take(result.states, sound)
     if not events:
-        raise ValueError(f"every sampled rollout of {world.name!r} failed within a few steps")
+        raise ValueError(f"every rollout of {world.name!r} with random actions failed")
     return np.concatenate(events)
+
+
+def varies(values: np.ndarray) -> np.ndarray:
+    """Which columns differ between the rows by more than rounding, `[columns]`."""
+    return np.ptp(values, axis=0) > 1e-12 * np.abs(values).max(axis=0)

@@ -56,8 +56,7 @@ class Nuisance:
         """Q, a random orthogonal matrix of the nuisance's and the native dimensions together."""
         size = self.dimension + num_native
         rng = np.random.default_rng([self.seed, size])
-        q, r = np.linalg.qr(rng.standard_normal((size, size)))
-        return q * np.sign(np.diag(r))  # makes the law uniform over rotations
+        return _orthonormal(_orthonormal(rng.standard_normal((size, size))))  # twice is enough
 
 
 class NuisanceWorld(World):
@@ -154,3 +153,17 @@ def mix(scaled_nuisance: np.ndarray, native: np.ndarray, mixing: np.ndarray) -> 
         with np.errstate(invalid="ignore", over="ignore"):  # of rows that failed
             mixed[start : start + _BLOCK] = (padded @ mixing.T)[: len(block)]
     return mixed.reshape(stacked.shape)
+
+
+def _orthonormal(columns: np.ndarray) -> np.ndarray:
+    """Columns made orthonormal one after the other, which for normal ones is uniform over rotations.
+
+    Without the linear algebra library, whose rounding depends on its number of threads: the mixing
+    is a part of what determines the stored bytes.
+    """
+    rest = columns.copy()
+    for i in range(len(rest)):
+        column = rest[:, i : i + 1]
+        column /= np.sqrt((column * column).sum())
+        rest[:, i + 1 :] -= column * (column * rest[:, i + 1 :]).sum(axis=0)
+    return rest

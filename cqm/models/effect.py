@@ -1,0 +1,284 @@
+"""EffectModel (CQM-B): from branches to the effect κ(s, a) of every candidate action."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from cqm.branches import Branches
+from cqm.models.conditioning import (
+    Conditioning,
+    input_coordinates,
+    output_basis,
+    step_coordinates,
+)
+from cqm.models.network import Network
+from cqm.models.training import Training, train
+from cqm.models.unrolled import Transition, unrolled_loss
+from cqm.quotient import ComparisonGraph, as_reference, center, contrast, edge_loss
+from cqm.simulation import draw_actions
+
+Method = Literal["auto", "direct", "unrolled"]
+_STATISTICS_FAMILIES = 20_000  # enough for means, covariances and the span of the effects
+
+
+class EffectModel:
+    """Learns what actions change from branches, without any reward.
+
+    Two methods. `direct` regresses the centred outcomes on the state, as the paper does.
+    `unrolled` learns the steps of a branch under its known continuation and averages over fresh
+    continuations; it needs branches collected with `per_step=True` and gets much closer to
+    the noise floor where labels are noisy. `auto` takes the second where it can.
+
+    Args:
+        method: How to learn.
+        conditioning: Of the input: `none`, `whiten`, or `effect` (what actions move comes first).
+        rank: Of the shared decoder of `direct`; by default the rank of what effects span.
+        width: Of the hidden layers.
+        members: Networks of an ensemble, trained together and averaged.
+        reference: Distribution over actions that effects are centred at; uniform by default.
+        loss: `centred`, or a `ComparisonGraph` along whose edges differences are matched.
+        draws: Fresh continuations that `unrolled` averages over.
+        training: Settings of the training loop; by default those that suit the method.
+        seed: Of the initial networks, the batches and the fresh continuations.
+    """
+
+    def __init__(
+        self,
+        *,
+        method: Method = "auto",
+        conditioning: Conditioning = "effect",
+        rank: int | None = None,
+        width: int = 256,
+        members: int = 1,
+        reference: np.ndarray | None = None,
+        loss: Literal["centred"] | ComparisonGraph = "centred",
+        draws: int = 64,
+        training: Training | None = None,
+        seed: int = 0,
+    ):
+        self.method, self.conditioning, self.rank, self.width = method, conditioning, rank, width
+        self.members, self.reference, self.loss, self.draws = members, reference, loss, draws
+        self.training, self.seed = training, seed
+
+    @classmethod
+    def paper(cls, *, seed: int = 0, **changes: Any) -> EffectModel:
+        """The paper's model: raw input, rank 8, width 128, one network, 4,000 updates."""
+        settings = {
+            "method": "direct",
+            "conditioning": "none",
+            "rank": 8,
+            "width": 128,
+            "training": Training(seed=seed),
+        }
+        return cls(seed=seed, **{**settings, **changes})
+
+    def fit(
+        self,
+        branches: Branches,
+        *,
+        directory: str | Path | None = None,
+        show_progress: bool | None = None,
+    ) -> EffectModel:
+        """Learn from branches; with a directory, an interrupted fit continues."""
+        if len(branches) == 0:
+            raise ValueError("there are no families to learn from")
+        arms = branches.arms
+        ComparisonGraph.from_families(branches.num_actions, arms).check_connected()
+        sample = branches[:_STATISTICS_FAMILIES]
+        effects = sample.effects() if self._all_arms(branches) else center(sample.outcomes)
+        self.world_ = dict(branches.manifest["world"])
+        self.recipe_ = branches.recipe
+        self.feature_names = branches.feature_names
+        self.observation_names = branches.observation_names
+        self.candidate_actions_ = branches.candidate_actions
+        self.basis_ = output_basis(self.conditioning, effects)
+        self.size_ = float(np.sqrt(np.mean((effects @ self.basis_) ** 2))) or 1.0
+        options = {"directory": directory, "show_progress": show_progress}
+        if self._chosen_method(branches) == "unrolled":
+            self._fit_unrolled(branches, options)
+        else:
+            self._fit_direct(branches, effects, options)
+        return self
+
+    def _chosen_method(self, branches: Branches) -> str:
+        if self.method != "auto":
+            return self.method
+        recipe = branches.recipe
+        open_loop = not isinstance(recipe.continuation, str) or recipe.continuation == "uniform"
+        possible = recipe.per_step and open_loop and self._all_arms(branches)
+        return "unrolled" if possible and self.loss == "centred" else "direct"
+
+    def _all_arms(self, branches: Branches) -> bool:
+        return branches.num_arms == branches.num_actions
+
+    def _fit_direct(
+        self, branches: Branches, effects: np.ndarray, options: Mapping[str, Any]
+    ) -> None:
+        observations = branches.observations
+        self.inputs_ = input_coordinates(self.conditioning, observations, effects)
+        rank = self.rank or self.basis_.shape[1]
+        num_actions = branches.num_actions
+        self.network_ = self._ensemble(
+            lambda key: Network(
+                self.inputs_.matrix.shape[1],
+                num_actions,
+                self.basis_.shape[1],
+                rank=rank,
+                width=self.width,
+                key=key,
+            )
+        )
+        if self._all_arms(branches):
+            targets = branches.effects(self.reference).mean(axis=1)
+        else:
+            targets = center(branches.outcomes.mean(axis=1))
+        rows = {
+            "inputs": np.asarray(self.inputs_(observations), np.float32),
+            "arms": branches.arms.astype(np.int32),
+            "targets": np.asarray(targets @ self.basis_ / self.size_, np.float32),
+        }
+
+        def loss(network: Network, batch: Mapping[str, Array]) -> Array:
+            predicted = network.effects(batch["inputs"], self.reference)
+            if isinstance(self.loss, ComparisonGraph):
+                return edge_loss(self.loss, predicted, batch["targets"])
+            if branches.num_arms < num_actions:
+                # Centred over a family's own arms: all pairwise differences within the family.
+                predicted = jnp.take_along_axis(predicted, batch["arms"][..., None], axis=-2)
+                predicted = center(predicted)
+            return jnp.mean(jnp.sum((predicted - batch["targets"]) ** 2, axis=-1))
+
+        self._train(loss, rows, Training(updates=8_000, schedule="cosine"), options)
+
+    def _fit_unrolled(self, branches: Branches, options: Mapping[str, Any]) -> None:
+        observations, steps = branches.observations, branches.step_features[:, 0]
+        closed = branches.feature_names == branches.observation_names
+        flat = steps[:_STATISTICS_FAMILIES].reshape(-1, steps.shape[-1])
+        self.inputs_, features = step_coordinates(observations, flat, self.basis_, closed=closed)
+        # Back from standardised coordinates to those of the basis, in units of the effects' size.
+        self.scales_ = 1 / np.linalg.norm(features.matrix, axis=0) / self.size_
+        self.network_ = self._ensemble(
+            lambda key: Transition(
+                self.inputs_.matrix.shape[1],
+                branches.num_actions,
+                self.basis_.shape[1],
+                width=self.width,
+                closed=closed,
+                key=key,
+            )
+        )
+        rng = np.random.default_rng(self.seed)
+        uniforms = rng.random((self.draws, branches.recipe.horizon - 1))
+        self.continuations_ = draw_actions(branches.recipe, uniforms, branches.num_actions)
+        rows = {
+            "inputs": np.asarray(self.inputs_(observations), np.float32),
+            "continuation": branches.continuation[:, 0, 0].astype(np.int32),
+            "steps": np.asarray(features(steps), np.float32),
+        }
+        discounts = jnp.asarray(branches.recipe.discounts, jnp.float32)
+        scales = jnp.asarray(self.scales_, jnp.float32)
+
+        def loss(network: Transition, batch: Mapping[str, Array]) -> Array:
+            return unrolled_loss(network, batch, discounts, scales)
+
+        default = Training(updates=6_000, batch_size=64, learning_rate=1e-3, schedule="cosine")
+        self._train(loss, rows, default, options)
+
+    def _ensemble(self, make_fn: Any) -> Any:
+        return eqx.filter_vmap(make_fn)(jax.random.split(jax.random.key(self.seed), self.members))
+
+    def _train(
+        self, loss_fn: Any, rows: dict, default: Training, options: Mapping[str, Any]
+    ) -> None:
+        """Train all members together, each on batches of its own."""
+        training = self.training or replace(default, seed=self.seed)
+        members = self.members
+
+        def loss(networks: Any, batch: Mapping[str, Array], key: Array, target: Any) -> Array:
+            own = {k: v.reshape(members, -1, *v.shape[1:]) for k, v in batch.items()}
+            return jnp.sum(eqx.filter_vmap(loss_fn)(networks, own)) / members
+
+        together = replace(training, batch_size=members * training.batch_size)
+        trained = train(self.network_, loss, rows, together, name="effect", **options)
+        self.network_, self.losses_ = trained.model, trained.losses
+
+    def effect(
+        self,
+        observations: np.ndarray,
+        *,
+        action: int | np.ndarray | None = None,
+        baseline: int | np.ndarray | None = None,
+    ) -> np.ndarray:
+        """Effects of all actions, `[n, actions, features]`, or one contrast, `[n, features]`.
+
+        Args:
+            observations: `[n, observations]`.
+            action: Together with `baseline`: the effect of one action rather than another.
+            baseline: What the action is compared with.
+        """
+        effects = self.member_effects(observations).mean(axis=0)
+        if action is None and baseline is None:
+            return effects
+        if action is None or baseline is None:
+            raise ValueError("a contrast needs both action and baseline; got only one of them")
+        return contrast(effects, action=action, baseline=baseline)
+
+    def member_effects(self, observations: np.ndarray) -> np.ndarray:
+        """Effects by each member of the ensemble, `[members, n, actions, features]`."""
+        observations = np.asarray(observations, float)
+        if observations.ndim != 2 or observations.shape[1] != len(self.observation_names):
+            raise ValueError(
+                f"observations must be [n, {len(self.observation_names)}]; "
+                f"got shape {observations.shape}"
+            )
+        if not np.isfinite(observations).all():
+            raise ValueError("observations must be finite; got NaN or infinity")
+        inputs = np.asarray(self.inputs_(observations), np.float32)
+        size = 1024 if isinstance(self.network_, Network) else 32
+        parts = []
+        for start in range(0, len(inputs), size):
+            block = np.zeros((size, inputs.shape[1]), np.float32)  # one shape, compiled once
+            block[: len(inputs) - start] = inputs[start : start + size]
+            parts.append(np.asarray(self._predict(block), float)[:, : len(inputs) - start])
+        # Centred again in float64, so that the weighted sum vanishes to rounding.
+        coordinates = center(np.concatenate(parts, axis=1), self.reference)
+        return coordinates @ (self.size_ * self.basis_.T)
+
+    def _predict(self, inputs: np.ndarray) -> Array:
+        if isinstance(self.network_, Network):
+            return _direct_effects(self.network_, inputs)
+        discounts = jnp.asarray(self.recipe_.discounts, jnp.float32)
+        continuations = jnp.asarray(self.continuations_)
+        scales = jnp.asarray(self.scales_, jnp.float32)
+        return _unrolled_effects(self.network_, inputs, continuations, discounts, scales)
+
+    def recenter(self, reference: np.ndarray | None) -> EffectModel:
+        """The same model with effects centred at another reference, without training."""
+        other = copy.copy(self)
+        other.reference = None if reference is None else np.asarray(reference, float)
+        as_reference(other.reference, np.empty((len(self.candidate_actions_), 1)))
+        return other
+
+
+@eqx.filter_jit
+def _direct_effects(network: Network, inputs: Array) -> Array:
+    return eqx.filter_vmap(lambda member: member.effects(inputs))(network)
+
+
+@eqx.filter_jit
+def _unrolled_effects(
+    network: Transition, inputs: Array, continuations: Array, discounts: Array, scales: Array
+) -> Array:
+    return eqx.filter_vmap(lambda member: member.effects(inputs, continuations, discounts, scales))(
+        network
+    )

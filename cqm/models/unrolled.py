@@ -1,0 +1,127 @@
+"""Effects by unrolling: a transition network run forward under the continuation that made a label.
+
+The noise in a label comes from the continuation alone, and the continuation is known when
+training. Given it, the outcome of a branch is a deterministic function of state and first action.
+This network learns that function step by step, in the coordinates that actions move, with one set
+of weights for all steps, so every step of every branch teaches it. The effect of an action is the
+mean over continuations drawn afresh.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from cqm.models.network import Linear
+from cqm.quotient import Reference, center
+
+LATENT = 32  # coordinates of a state beyond its features, where features are not the observation
+_ABSOLUTE_WEIGHT = 0.1  # of the error in the features themselves, next to that in their effects
+
+
+class Transition(eqx.Module):
+    """z' = z + g(z, context, a), and features read off z."""
+
+    lift: Linear | None  # from inputs to z where the features are not the observation
+    first: Linear  # [z and context] to hidden
+    embedding: Array  # [actions, width]
+    hidden: tuple[Linear, ...]
+    last: Linear
+    num_features: int = eqx.field(static=True)
+
+    def __init__(
+        self,
+        num_inputs: int,
+        num_actions: int,
+        num_features: int,
+        *,
+        width: int,
+        closed: bool,
+        key: Array,
+    ):
+        keys = iter(jax.random.split(key, 6))
+        size = num_features if closed else num_features + LATENT
+        context = num_inputs - num_features if closed else num_inputs
+        self.lift = None if closed else Linear(num_inputs, size, next(keys))
+        self.first = Linear(size + context, width, next(keys))
+        self.embedding = jax.random.normal(next(keys), (num_actions, width))
+        self.hidden = (Linear(width, width, next(keys)), Linear(width, width, next(keys)))
+        last = Linear(width, size, next(keys))
+        # Close to standing still at first: twelve steps of a random network would run away.
+        self.last = eqx.tree_at(
+            lambda m: (m.weight, m.bias), last, (0.1 * last.weight, 0 * last.bias)
+        )
+        self.num_features = num_features
+
+    def unroll(self, inputs: Array, actions: Array) -> Array:
+        """Features after each step, `[horizon, n, branches, features]`.
+
+        Args:
+            inputs: `[n, inputs]`; the features' own coordinates come first where the features are
+                the observation.
+            actions: `[n, branches, horizon]`.
+        """
+        if self.lift is None:
+            start, context = inputs[:, : self.num_features], inputs[:, self.num_features :]
+        else:
+            start, context = self.lift(inputs), inputs
+        size = start.shape[-1]
+        fixed = (context @ self.first.weight[size:] + self.first.bias)[:, None]
+        start = jnp.broadcast_to(start[:, None], (*actions.shape[:2], size))
+
+        def step(z: Array, action: Array) -> tuple[Array, Array]:
+            hidden = jax.nn.silu(z @ self.first.weight[:size] + fixed + self.embedding[action])
+            for layer in self.hidden:
+                hidden = hidden + jax.nn.silu(layer(hidden))
+            z = z + self.last(hidden)
+            return z, z[..., : self.num_features]
+
+        return jax.lax.scan(step, start, jnp.moveaxis(actions, -1, 0))[1]
+
+    def effects(
+        self,
+        inputs: Array,
+        continuations: Array,
+        discounts: Array,
+        scales: Array,
+        reference: Reference = None,
+    ) -> Array:
+        """Mean centred outcomes over continuations `[draws, horizon − 1]`, `[n, actions, d]`."""
+        num_actions, draws = self.embedding.shape[0], continuations.shape[0]
+        actions = all_branches(num_actions, continuations).reshape(1, draws * num_actions, -1)
+        actions = jnp.broadcast_to(actions, (inputs.shape[0], *actions.shape[1:]))
+        outcomes = jnp.tensordot(discounts, self.unroll(inputs, actions), 1)
+        outcomes = outcomes.reshape(inputs.shape[0], draws, num_actions, -1).mean(axis=1)
+        return center(outcomes * scales, reference)
+
+
+def all_branches(num_actions: int, continuations: Array) -> Array:
+    """Every first action before every continuation, `[..., actions, horizon]`."""
+    shape = (*continuations.shape[:-1], num_actions, 1)
+    first = jnp.broadcast_to(jnp.arange(num_actions)[:, None], shape)
+    rest = jnp.broadcast_to(continuations[..., None, :], (*shape[:-1], continuations.shape[-1]))
+    return jnp.concatenate([first, rest], axis=-1)
+
+
+def unrolled_loss(
+    model: Transition, batch: Mapping[str, Array], discounts: Array, scales: Array
+) -> Array:
+    """Error in the effects, in units of their size, and a little in the features themselves.
+
+    Args:
+        model: The network.
+        batch: `inputs` `[n, inputs]`, `continuation` `[n, horizon − 1]` and the standardised
+            features of every step, `steps` `[n, actions, horizon, features]`.
+        discounts: `[horizon]`.
+        scales: From standardised features to units of the effects' size, `[features]`.
+    """
+    actions = all_branches(model.embedding.shape[0], batch["continuation"])
+    predicted = model.unroll(batch["inputs"], actions)
+    target = jnp.moveaxis(batch["steps"], 2, 0)
+    difference = jnp.tensordot(discounts, predicted - target, 1) * scales
+    absolute = jnp.mean((predicted - target) ** 2)
+    return jnp.mean(center(difference) ** 2) + _ABSOLUTE_WEIGHT * absolute

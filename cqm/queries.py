@@ -1,0 +1,350 @@
+"""Queries: a reward becomes weights on features, and an error where it is not linear in them.
+
+A constant added to a reward is free, because an effect measure has no mass: formulas lose their
+constant, and projections have an intercept that is thrown away. Features are named as the simulator
+names them, also where a world mixes a nuisance in and the weights are on mixed features.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from cqm import bounds
+from cqm.worlds.base import World
+from cqm.worlds.features import sample_events, varies
+from cqm.worlds.nuisance import NuisanceWorld
+
+Features = Any  # what has `feature_names`: a world, branches, a fitted model; or the names
+Target = Mapping[str, float] | ArrayLike  # values of some features by name, or of all
+
+_POOR_FIT = 0.9
+_MAX_LENGTH, _MAX_DEPTH, _MAX_EXPONENT = 4000, 100, 32  # in a formula
+_ARGUMENTS = {1: "abs sqrt exp log sin cos tanh", 2: "minimum maximum", 3: "clip where"}
+_FUNCTIONS = {name: num for num, names in _ARGUMENTS.items() for name in names.split()}
+_OPERATORS: dict[type, Callable[..., Any]] = {
+    **{ast.Add: np.add, ast.Sub: np.subtract, ast.Mult: np.multiply, ast.Div: np.divide},
+    **{ast.Pow: np.power, ast.USub: np.negative, ast.UAdd: np.positive},
+    **{ast.Lt: np.less, ast.LtE: np.less_equal, ast.Gt: np.greater, ast.GtE: np.greater_equal},
+    **{ast.Eq: np.equal, ast.NotEq: np.not_equal},
+}
+_Expression = float | str | tuple[Any, ...]  # a number, a name, or a NumPy function and arguments
+
+
+@dataclass(frozen=True)
+class ProjectionError:
+    """How far a reward is from linear in the features, on a sample of events.
+
+    Errors are |r − wᵀφ − c|; the constant c is free, and makes the largest as small as can be.
+    """
+
+    supremum: float  # an estimate of ε_r, too small: a sample seldom has the worst event
+    quantiles: tuple[float, ...]  # of the errors, at 50, 90 and 99 %
+    r_squared: float  # the share of variance explained, adjusted for the number of weights
+    num_events: int
+
+    def __str__(self) -> str:
+        return (
+            f"R² {self.r_squared:.3f}, error {self.quantiles[0]:.2g} in the median and up to "
+            f"{self.supremum:.2g} on {self.num_events} events"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Query:
+    """A reward as weights on features.
+
+    >>> print(Query.named({"x": -1.0, "speed": 0.5}, ["x", "y", "speed"]))
+    -1*x + 0.5*speed (exact)
+    """
+
+    weights: np.ndarray  # [features], float64
+    name: str = "query"
+    error: ProjectionError | None = None  # None where the reward is linear
+
+    def __post_init__(self) -> None:
+        weights = np.array(self.weights, float)
+        if weights.ndim != 1 or not np.isfinite(weights).all():
+            raise ValueError(f"weights of {self.name!r} must be finite [features]; got {weights}")
+        weights.setflags(write=False)
+        object.__setattr__(self, "weights", weights)
+
+    def __str__(self) -> str:
+        return f"{self.name} ({'exact' if self.error is None else f'projected: {self.error}'})"
+
+    @classmethod
+    def vector(cls, weights: ArrayLike, features: Features, *, name: str = "vector") -> Query:
+        """Plain weights, one a feature; mixed features where the world has a nuisance.
+
+        >>> Query.vector([1.0, 0.0], ["x", "y"]).weights
+        array([1., 0.])
+        """
+        return cls(_vector("weights", weights, _names(features)), name)
+
+    @classmethod
+    def direction(cls, g: ArrayLike, world: Features, *, name: str = "direction") -> Query:
+        """The reward gᵀx of native features x, whether or not a nuisance is mixed into them.
+
+        >>> from cqm.worlds import load_world
+        >>> Query.direction(np.ones(6), load_world("reacher-easy", nuisance=64)).weights.shape
+        (70,)
+        """
+        weights = _vector("g", g, _names(_native(world)))
+        return cls(world.mixed_weights(weights) if _native(world) is not world else weights, name)
+
+    @classmethod
+    def named(cls, weights: Mapping[str, float], features: Features) -> Query:
+        """Weights of some features by name; all others are zero.
+
+        >>> Query.named({"y": 2.0}, ["x", "y"]).weights
+        array([0., 2.])
+        """
+        names = _names(_native(features))
+        direction = np.zeros(len(names))
+        direction[_columns(weights, names)] = [*weights.values()]
+        name = " + ".join(f"{weight:g}*{feature}" for feature, weight in weights.items())
+        return cls.direction(direction, features, name=name)
+
+    @classmethod
+    def formula(cls, text: str, world: Features, **sampling: Any) -> Query:
+        """A reward written as a formula over named features.
+
+        One that is linear is compiled exactly, any other projected by least squares over events.
+
+        Args:
+            text: Such as `"0.5*height - 0.1*abs(velocity_rootx)"`: numbers, feature names,
+                `+ - * / **`, comparisons (1 or 0), parentheses, abs, sqrt, exp, log, sin, cos,
+                tanh, minimum, maximum, clip, where. Exponents are numbers.
+            world: The world; anything with feature names if the formula is linear.
+            **sampling: `events`, native features `[..., features]`, such as the `steps` array of
+                branches; or `num_events=4096` and `seed=0` of a sample rolled out for the purpose.
+
+        >>> Query.formula("3 - (x + 2*y)/4", ["x", "y"]).weights
+        array([-0.25, -0.5 ])
+        """
+        names = _names(_native(world))
+        expression = _parsed(text, names)
+        affine = _affine(expression, names)
+        if affine is not None:
+            return cls.direction(affine[:-1], world, name=text)
+        events = _events(world, **sampling)
+        rewards = _evaluated(expression, dict(zip(names, events.T, strict=True)))
+        return cls._projected(events, rewards, world, text)
+
+    @classmethod
+    def goal(
+        cls, target: Target, world: Features, *, squared: bool = False, **sampling: Any
+    ) -> Query:
+        """Minus the Euclidean distance to a target in some named features, or in all of them.
+
+        Projected like a `formula`; `squared` takes the square of the distance.
+
+        >>> events = np.array([[-1.0, 1.0], [-2.0, 4.0], [1.0, 1.0], [3.0, 9.0], [0.0, 0.0]])
+        >>> Query.goal({"x": 1.0}, ["x", "x^2"], squared=True, events=events).weights.round(12)
+        array([ 2., -1.])
+        """
+        names = _names(_native(world))
+        if not isinstance(target, Mapping):
+            target = dict(zip(names, _vector("target", target, names), strict=True))
+        if not target:
+            raise ValueError(f"a goal needs a value for at least one of {list(names)}; got none")
+        columns, events = _columns(target, names), _events(world, **sampling)
+        distances = np.linalg.norm(events[:, columns] - [*target.values()], axis=1)
+        place = ", ".join(f"{feature}={value:g}" for feature, value in target.items())
+        if squared:
+            return cls._projected(events, -(distances**2), world, f"-squared distance to {place}")
+        return cls._projected(events, -distances, world, f"-distance to {place}")
+
+    @classmethod
+    def samples(cls, events: ArrayLike, rewards: ArrayLike, features: Features) -> Query:
+        """A reward known by examples: features `[n, features]`, native or mixed, and rewards `[n]`.
+
+        >>> Query.samples([[0.0], [1.0], [2.0]], [5.0, 7.0, 9.0], ["x"]).weights.round(12)
+        array([2.])
+        """
+        if np.shape(events)[-1:] == (len(_names(features)),):
+            features = _names(features)
+        events = _events(features, events)
+        return cls._projected(events, rewards, features, f"regression on {len(events)} samples")
+
+    def regret_bound(
+        self,
+        effect_error: ArrayLike,
+        discount: float,
+        horizon: int | None,
+        form: Literal["tight", "paper"] = "tight",
+    ) -> np.ndarray:
+        """The most regret of the best-looking action when every effect is `effect_error`-close.
+
+        `bounds.combined_regret` of these weights; where `error` is an estimate, so is the bound.
+
+        >>> float(Query([3.0, 4.0]).regret_bound(0.1, 0.95, 12))
+        1.0
+        """
+        norm, supremum = np.linalg.norm(self.weights), self.error.supremum if self.error else 0.0
+        return bounds.combined_regret(norm, effect_error, supremum, discount, horizon, form=form)
+
+    @classmethod
+    def _projected(
+        cls, events: np.ndarray, rewards: ArrayLike, features: Features, name: str
+    ) -> Query:
+        weights, error = project(events, rewards)
+        poor = error.r_squared < _POOR_FIT
+        if poor or not weights.any():
+            fit = f"is not linear (R² = {error.r_squared:.2f}); richer features may hold it"
+            problem = fit if poor else "is constant, so it prefers no action; give other events"
+            warnings.warn(f"on {len(events)} events, the reward {name!r} {problem}", stacklevel=3)
+        return replace(cls.direction(weights, features, name=name), error=error)
+
+
+def project(events: ArrayLike, rewards: ArrayLike) -> tuple[np.ndarray, ProjectionError]:
+    """The smallest weights `[features]` nearest to a reward in least squares, up to a constant.
+
+    >>> weights, error = project([[0.0], [1.0], [2.0], [3.0]], [1.0, 0.0, 0.0, 1.0])
+    >>> abs(weights).round(12), error.supremum
+    (array([0.]), 0.5)
+    """
+    events, rewards = np.asarray(events, float), np.asarray(rewards, float)
+    if events.ndim != 2 or rewards.shape != events.shape[:1] or len(events) < 2:
+        got = f"{list(events.shape)} and {list(rewards.shape)}"
+        raise ValueError(f"a projection needs events [n, features] and rewards [n]; got {got}")
+    num, width = events.shape
+    bad = num - np.sum(np.isfinite(rewards) & np.isfinite(events).all(axis=1))
+    if bad:
+        raise ValueError(f"reward and features must be finite; not so on {bad} of {num} events")
+    size = np.abs(rewards).max(initial=0.0) or 1.0
+    target = np.where(varies(rewards), rewards / size - np.mean(rewards / size), 0.0)
+    centred = np.where(varies(events), events - events.mean(axis=0), 0.0)
+    # Columns of unit variance, so that the rank does not depend on the features' units.
+    scale = np.where(varies(events), centred.std(axis=0), 1.0)
+    left, values, right = np.linalg.svd(centred / scale, full_matrices=False)
+    kept = values > max(num, width) * np.finfo(float).eps * values.max(initial=0.0)
+    rank = int(kept.sum())
+    if num <= rank + 1:
+        raise ValueError(f"{num} events leave no error to see; give more than {width + 1}")
+    weights = right[kept].T @ (left[:, kept].T @ target / values[kept]) / scale
+    if rank < width:  # only what the events span, in the features' own units
+        basis, _ = np.linalg.qr((right[kept] * scale).T)
+        weights = basis @ (basis.T @ weights)
+    residuals = target - centred @ weights
+    unexplained = np.mean(residuals**2) / (np.mean(target**2) or 1.0)
+    errors = size * np.abs(residuals - (residuals.max() + residuals.min()) / 2)
+    quantiles = tuple(np.quantile(errors, (0.5, 0.9, 0.99)).tolist())
+    r_squared = float(1 - unexplained * (num - 1) / (num - rank - 1))
+    return size * weights, ProjectionError(float(errors.max()), quantiles, r_squared, num)
+
+
+def _parsed(text: str, names: Sequence[str]) -> _Expression:
+    """A formula in a small part of Python's grammar; nothing in it is executed."""
+    if not isinstance(text, str) or len(text) > _MAX_LENGTH:
+        raise ValueError(f"a formula is text of up to {_MAX_LENGTH} characters; got {text!r:.80}")
+    try:
+        root = ast.parse(text.strip(), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise ValueError(f"the formula {text[:80]!r} cannot be read: {error}") from None
+
+    def expression(node: ast.AST, depth: int) -> _Expression:
+        if depth > _MAX_DEPTH:
+            raise ValueError(f"a formula must not be nested deeper than {_MAX_DEPTH} levels")
+        match node:
+            case ast.Constant(int() | float() as x) if type(x) is not bool and abs(x) < 1e300:
+                return float(x)
+            case ast.Name(name):
+                return names[_columns([name], names)[0]]
+            case ast.UnaryOp(op, operand) if type(op) in _OPERATORS:
+                return _OPERATORS[type(op)], expression(operand, depth + 1)
+            case ast.BinOp(a, op, b) | ast.Compare(a, [op], [b]) if type(op) in _OPERATORS:
+                return _OPERATORS[type(op)], expression(a, depth + 1), expression(b, depth + 1)
+            case ast.Call(ast.Name(name), args, []) if _FUNCTIONS.get(name) == len(args):
+                return getattr(np, name), *(expression(arg, depth + 1) for arg in args)
+        piece = ast.get_source_segment(text.strip(), node) or ""
+        raise ValueError(
+            f"{piece[:80]!r} cannot be part of a formula; allowed: numbers, names, + - * / **, one "
+            f"comparison, parentheses, functions by their number of arguments {_ARGUMENTS}"
+        )
+
+    return expression(root, 0)
+
+
+@np.errstate(all="ignore")  # values that are not finite are refused in the end
+def _evaluated(expression: _Expression, columns: Mapping[Any, np.ndarray]) -> Any:
+    """The value of an expression where names stand for columns `[n]`."""
+    if not isinstance(expression, tuple):
+        return columns.get(expression, expression)
+    fn, *args = expression
+    return np.asarray(fn(*[_evaluated(arg, columns) for arg in args]), float)
+
+
+@np.errstate(all="ignore")
+def _affine(expression: _Expression, names: Sequence[str]) -> np.ndarray | None:
+    """Weights and constant `[features + 1]` of a linear expression; None for others."""
+    one = (np.arange(len(names) + 1) == len(names)).astype(float)
+    if isinstance(expression, str):
+        return np.roll(one, 1 + names.index(expression))
+    if not isinstance(expression, tuple):
+        return expression * one
+    fn, args = expression[0], [_affine(arg, names) for arg in expression[1:]]
+    numbers = [None if arg is None or arg[:-1].any() else arg[-1] for arg in args]
+    if fn is np.power and (numbers[1] is None or not abs(numbers[1]) <= _MAX_EXPONENT):
+        got = "features" if numbers[1] is None else f"{numbers[1]:g}"
+        raise ValueError(f"an exponent must be a number up to ±{_MAX_EXPONENT}; got {got}")
+    if all(number is not None for number in numbers):
+        return fn(*numbers) * one
+    if any(arg is None for arg in args):
+        return None
+    if fn in (np.add, np.subtract, np.negative, np.positive):
+        return fn(*args)
+    if fn is np.multiply and numbers[1] is None:
+        args, numbers = args[::-1], numbers[::-1]
+    if fn in (np.multiply, np.divide) and numbers[1] is not None:
+        return fn(args[0], numbers[1])
+    return args[0] if fn is np.power and numbers[1] == 1 else None
+
+
+def _native(features: Features) -> Features:
+    return features.native if isinstance(features, NuisanceWorld) else features
+
+
+def _names(features: Features) -> tuple[str, ...]:
+    names: Any = getattr(features, "feature_names", features)
+    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+        raise ValueError(f"features must be a world, branches, a model or names; got {features!r}")
+    return tuple(names)
+
+
+def _columns(wanted: Iterable[str], names: Sequence[str]) -> list[int]:
+    for name in wanted:
+        if name not in names:
+            close = difflib.get_close_matches(str(name), names)
+            hint = f"did you mean {close}? " if close else ""
+            raise ValueError(f"unknown feature {name!r}; {hint}available: {list(names)}")
+    return [names.index(name) for name in wanted]
+
+
+def _vector(what: str, values: ArrayLike, names: Sequence[str]) -> np.ndarray:
+    values = np.asarray(values, float)
+    if values.shape != (len(names),):
+        raise ValueError(f"{what} must be [{len(names)}], one a feature; got shape {values.shape}")
+    return values
+
+
+def _events(
+    features: Features, events: ArrayLike | None = None, num_events: int = 4096, seed: int = 0
+) -> np.ndarray:
+    """Native features `[n, features]`, as given or sampled from the world."""
+    native = _native(features)
+    if events is None:
+        if not isinstance(native, World):
+            raise ValueError("a reward that is not linear needs a world to sample, or events")
+        return sample_events(native, num_events, seed=seed)
+    events, names = np.asarray(events, float), _names(native)
+    if events.ndim < 2 or events.shape[-1] != len(names):
+        raise ValueError(f"events must be [..., features] of {names}; got shape {events.shape}")
+    return events.reshape(-1, len(names))
