@@ -1,3 +1,4 @@
+import contextlib
 import logging
 import os
 import shutil
@@ -28,15 +29,19 @@ def make_world(directory):
         ray = sys.modules.get("ray")
         return ray.get_runtime_context().get_node_id() if ray and ray.is_initialized() else "here"
 
+    def doomed_node():
+        with contextlib.suppress(FileNotFoundError):
+            return (directory / "doomed").read_text()
+
     def initial(num, rng):
         descriptor, _ = tempfile.mkstemp(dir=directory, prefix=f"begun-{node()}-")
         os.close(descriptor)
         if num == 88 and (directory / "fail").exists():  # the last block
             raise ValueError("no states today")
         # A doomed node hangs, and the others wait until it does.
-        doomed, deadline = directory / "doomed", time.monotonic() + 60
-        while doomed.exists() and (
-            doomed.read_text() == node() or not any(directory.glob(f"begun-{doomed.read_text()}-*"))
+        deadline = time.monotonic() + 60
+        while (doomed := doomed_node()) and (
+            doomed == node() or not any(directory.glob(f"begun-{doomed}-*"))
         ):
             assert time.monotonic() < deadline
             time.sleep(0.01)

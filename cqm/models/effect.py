@@ -254,7 +254,8 @@ class EffectModel:
         coordinates = center(np.concatenate(parts, axis=1), self.reference)
         return coordinates @ (self.size_ * self.basis_.T)
 
-    def _predict(self, inputs: np.ndarray) -> Array:
+    def _predict(self, block: np.ndarray) -> Array:
+        inputs = jnp.asarray(block)
         if isinstance(self.network_, Network):
             return _direct_effects(self.network_, inputs)
         discounts = jnp.asarray(self.recipe_.discounts, jnp.float32)

@@ -156,7 +156,7 @@ def mix(scaled_nuisance: np.ndarray, native: np.ndarray, mixing: np.ndarray) -> 
 
 
 def _orthonormal(columns: np.ndarray) -> np.ndarray:
-    """Columns made orthonormal one after the other, which for normal ones is uniform over rotations.
+    """Columns made orthonormal in turn, which for normal ones is uniform over rotations.
 
     Without the linear algebra library, whose rounding depends on its number of threads: the mixing
     is a part of what determines the stored bytes.
