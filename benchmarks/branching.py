@@ -41,10 +41,10 @@ from cqm.worlds.suite import SuiteWorld
 HORIZON, DISCOUNT, MEAN_WARMUP = 12, 0.95, 10
 LOOP_STATES = 20  # enough for a stable rate of the slow peer
 STATES = {
-    "cartpole-swingup": 6_000,
-    "reacher-easy": 16_000,
-    "cheetah-run": 3_000,
-    "walker-walk": 1_000,
+    "cartpole-swingup": 20_480,
+    "reacher-easy": 40_960,
+    "cheetah-run": 6_144,
+    "walker-walk": 2_048,
 }
 
 
@@ -213,7 +213,7 @@ def dm_control_loop(world: SuiteWorld, nuisance: Nuisance, num: int) -> tuple[fl
     environment = suite.load(*world.name.split("-", 1), task_kwargs={"random": 0})
     rng, actions = np.random.default_rng(0), world.candidate_actions
     spec = mujoco.mjtState.mjSTATE_INTEGRATION.value
-    size, mixing = nuisance.dimension, nuisance.mixing(len(world.observation_names))
+    mixing = nuisance.mixing(len(world.observation_names))
     branch_seconds, started = 0.0, time.perf_counter()
     for _ in range(num):
         environment.reset()
@@ -224,7 +224,7 @@ def dm_control_loop(world: SuiteWorld, nuisance: Nuisance, num: int) -> tuple[fl
         mujoco.mj_getState(model, data, saved, spec)
         branches_started = time.perf_counter()
         continuation = actions[rng.integers(len(actions), size=HORIZON - 1)]
-        common = nuisance.path(nuisance.start(1, rng), rng.standard_normal((1, HORIZON, size)))[0]
+        common = nuisance.path(nuisance.start(1, rng), nuisance.noise((1, HORIZON), rng))[0]
         for action in actions:
             mujoco.mj_setState(model, data, saved, spec)
             mujoco.mj_forward(model, data)

@@ -300,7 +300,7 @@ class Branches:
 
             nuisance, native = arrays_fn(read)
             if self._mixing is not None and self.nuisance is not None:
-                scaled = self.nuisance["amplitude"] * nuisance
+                scaled = self.nuisance["amplitude"] * nuisance.astype(float)
                 scaled = np.broadcast_to(scaled, (*native.shape[:-1], scaled.shape[-1]))
                 native = mix(scaled, native, self._mixing[what])
             results.append(native[start - begin : stop - begin])

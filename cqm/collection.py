@@ -122,7 +122,7 @@ def plan_collection(world: World, recipe: Mapping[str, Any]) -> Plan:
     numbers = checked.draws * num_arms * len(plan.native.feature_names)
     numbers *= 2 + (checked.horizon if checked.per_step else 0)
     if plan.nuisance is not None:
-        numbers += checked.draws * checked.horizon * plan.nuisance.dimension
+        numbers += checked.draws * checked.horizon * plan.nuisance.dimension // 2
     blocks_per_shard = int(np.clip(_SHARD_BYTES // (8 * numbers * BLOCK), 1, 16))
     return Plan(world, checked, plan.policy, subsets, num_arms, blocks_per_shard)
 

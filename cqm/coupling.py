@@ -241,9 +241,9 @@ def _nuisance_variance(plan: Plan, sample: Branches, rng: np.random.Generator) -
         np.sum(plan.recipe.discounts[j:] * nuisance.persistence ** (lags[j:] - j)) for j in lags
     ]
     predicted = 2 * nuisance.scale**2 * np.sum(np.square(weights))
-    shape = (len(sample), 2, plan.recipe.horizon, nuisance.dimension)
     start = nuisance.start(len(sample), rng)[:, None]
-    pair = discounted(nuisance.path(start, rng.standard_normal(shape)), plan.recipe.discounts)
+    noise = nuisance.noise((len(sample), 2, plan.recipe.horizon), rng)
+    pair = discounted(nuisance.path(start, noise), plan.recipe.discounts)
     squares = (pair[:, 0] - pair[:, 1]) ** 2
     added = squares.mean()
     deviation = abs(added - predicted) / (squares.std() / np.sqrt(squares.size))

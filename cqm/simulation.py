@@ -140,8 +140,8 @@ def simulate_block(plan: Plan, block: int) -> Block:
         rng = stream(recipe.seed, block, _NUISANCE)
         arrays["nuisance_start"] = start = nuisance.start(num, rng)
         copies = num_arms if nuisance.coupling == "independent" else 1
-        shape = (num, draws, copies, recipe.horizon, nuisance.dimension)
-        arrays["nuisance"] = path = nuisance.path(start[:, None, None], rng.standard_normal(shape))
+        shape = (num, draws, copies, recipe.horizon)
+        arrays["nuisance"] = path = nuisance.path(start[:, None, None], nuisance.noise(shape, rng))
     if noise.size:
         arrays["noise"] = noise
 

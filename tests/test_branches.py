@@ -153,7 +153,7 @@ def test_mixing_is_the_world_s_own():
     world = mixed(plane_world())
     branches = collect(world, states=30, draws=2, per_step=True)
     q, amplitude = world.feature_mixing, 6.0
-    path = np.broadcast_to(branches.array("nuisance"), (30, 2, 3, 4, 4))
+    path = np.broadcast_to(branches.array("nuisance").astype(float), (30, 2, 3, 4, 4))
     stacked = np.concatenate([amplitude * path, branches.array("steps")], axis=-1)
     expected = np.einsum("ij,ndatj->ndati", q, stacked)
     np.testing.assert_allclose(branches.step_features, expected, rtol=0, atol=1e-12)
@@ -162,7 +162,8 @@ def test_mixing_is_the_world_s_own():
         branches.outcomes, np.einsum("t,ndatf->ndaf", discounts, expected), rtol=0, atol=1e-12
     )
     seen = np.concatenate(
-        [amplitude * branches.array("nuisance_start"), branches.states["state"]], axis=1
+        [amplitude * branches.array("nuisance_start").astype(float), branches.states["state"]],
+        axis=1,
     )
     expected = seen @ world.observation_mixing.T
     np.testing.assert_allclose(branches.observations, expected, rtol=0, atol=1e-12)

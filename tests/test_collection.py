@@ -53,7 +53,7 @@ def collect(world, out=None, **settings):
 @pytest.mark.parametrize("make_world", [mixed_world, swingup_world], ids=lambda fn: fn.__name__)
 def test_bytes_do_not_depend_on_threads_or_tasks(tmp_path, monkeypatch, make_world):
     world, settings = make_world(), dict(states=1500, horizon=4, draws=2, warmup=(0, 4), seed=5)
-    floats = 2 * 3 * 2 * len(world.native.feature_names) + 2 * 4 * world.nuisance.dimension
+    floats = 2 * 3 * 2 * len(world.native.feature_names) + 4 * world.nuisance.dimension
     monkeypatch.setattr(collection, "_SHARD_BYTES", 4 * 256 * 8 * floats)
     for threads, blocks_per_task in ((1, 1), (2, 1), (1, 3), (2, 3)):
         out = tmp_path / f"{threads}-{blocks_per_task}"
@@ -275,7 +275,7 @@ def disk(tmp_path):
     subprocess.run(["umount", tmp_path / "disk"], check=True)
 
 
-@pytest.mark.parametrize("kilobytes", [4, 8, 12, 60, 84, 88, 196])
+@pytest.mark.parametrize("kilobytes", [4, 8, 12, 60, 84, 88, 140])
 def test_a_full_disk_is_explained_and_nothing_is_lost(tmp_path, small_shards, disk, kilobytes):
     path, remount = disk
     assert remount(f"size={kilobytes}k")

@@ -317,6 +317,21 @@ def test_failed_rollouts_give_no_events():
     assert 0 < len(events) < 320
 
 
+def test_a_failed_rollout_is_not_gone_on_with():
+    def features(state, action, exogenous, following):
+        return 1 / (following[:, :1] - 5)  # infinite at the fifth step from 0, and fine after it
+
+    world = shop(
+        step=lambda state, action, exogenous: state + 1,
+        initial=lambda num, rng: 100.0 * (np.arange(2 * num).reshape(num, 2) % 4 > 1),
+        features=features,
+        feature_names=["f"],
+    )
+    events = sample_events(world, 320)
+    assert events.shape == (160, 1)
+    assert events.max() == 1 / 96
+
+
 def test_a_world_that_always_fails_is_told():
     def step(state, action, exogenous):
         return np.where(np.abs(state) > 5, np.nan, state + 3)

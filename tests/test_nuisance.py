@@ -137,7 +137,7 @@ def test_observations_and_features_are_q_times_six_c_and_x():
     controls = rng.uniform(-1, 2, (4, 6, 1))
     expected = [
         Nuisance(dimension=3, seed=1).mixing(2) @ np.concatenate([6 * c, x])
-        for c, x in zip(states["nuisance"], states["state"], strict=True)
+        for c, x in zip(states["nuisance"].astype(float), states["state"], strict=True)
     ]
     np.testing.assert_allclose(world.observe(states), expected, rtol=0, atol=1e-13)
 
@@ -145,8 +145,8 @@ def test_observations_and_features_are_q_times_six_c_and_x():
     native = shop().rollout({"state": states["state"]}, controls, noise[:, :, :2])
     q, c = Nuisance(dimension=3, seed=1).mixing(4), states["nuisance"]
     for t in range(6):
-        c = 0.97 * c + 0.35 * noise[:, t, 2:]
-        expected = np.concatenate([6 * c, native.features[:, t]], axis=1) @ q.T
+        c = 0.97 * c + 0.35 * noise[:, t, 2:].astype(np.float32)
+        expected = np.concatenate([6 * c.astype(float), native.features[:, t]], axis=1) @ q.T
         np.testing.assert_allclose(rolled.features[:, t], expected, rtol=0, atol=1e-13)
     np.testing.assert_array_equal(rolled.states["nuisance"], c)
     np.testing.assert_array_equal(rolled.states["state"], native.states["state"])
@@ -247,8 +247,8 @@ def test_the_nuisance_goes_on_after_a_termination():
     np.testing.assert_allclose(parts[:, :, 4:], [expected] * 2, rtol=0, atol=1e-12)
     c = states["nuisance"]
     for t in range(6):
-        c = 0.97 * c + 0.35 * noise[:, t, 1:]
-        np.testing.assert_allclose(parts[:, t, :4], 6 * c, rtol=0, atol=1e-12)
+        c = 0.97 * c + 0.35 * noise[:, t, 1:].astype(np.float32)
+        np.testing.assert_allclose(parts[:, t, :4], 6 * c.astype(float), rtol=0, atol=1e-12)
     np.testing.assert_array_equal(rolled.states["nuisance"], c)
 
 

@@ -341,6 +341,8 @@ def test_overfitting_does_not_hide_a_poor_fit():
         "abs(x, y)",
         "abs(*y)",
         "abs(x=1)",
+        "abs(x, out=y)",
+        "abs(x, **y)",
         "clip(x, 0)",
         "where(x > 0, y, z, 1)",
         "where(condition=x)",

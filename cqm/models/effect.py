@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import platform
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,20 +16,25 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from cqm.branches import Branches
+import cqm
+from cqm import storage
+from cqm.branches import Branches, Recipe
 from cqm.models.conditioning import (
     Conditioning,
+    Coordinates,
     input_coordinates,
     output_basis,
     step_coordinates,
 )
-from cqm.models.network import Network
+from cqm.models.network import Network, num_parameters
+from cqm.models.scorer import CONFIG, MODEL, Scorer, read_model_arrays
 from cqm.models.training import Training, train
 from cqm.models.unrolled import Transition, unrolled_loss
 from cqm.quotient import ComparisonGraph, as_reference, center, contrast, edge_loss
 from cqm.simulation import draw_actions
 
 Method = Literal["auto", "direct", "unrolled"]
+CARD = "card.md"
 _STATISTICS_FAMILIES = 20_000  # enough for means, covariances and the span of the effects
 
 
@@ -97,7 +104,7 @@ class EffectModel:
         sample = branches[:_STATISTICS_FAMILIES]
         effects = sample.effects() if self._all_arms(branches) else center(sample.outcomes)
         self.world_ = dict(branches.manifest["world"])
-        self.recipe_ = branches.recipe
+        self.recipe_, self.num_families_ = branches.recipe, len(branches)
         self.feature_names = branches.feature_names
         self.observation_names = branches.observation_names
         self.candidate_actions_ = branches.candidate_actions
@@ -126,18 +133,9 @@ class EffectModel:
     ) -> None:
         observations = branches.observations
         self.inputs_ = input_coordinates(self.conditioning, observations, effects)
-        rank = self.rank or self.basis_.shape[1]
+        num_inputs, num_features = self.inputs_.matrix.shape[1], self.basis_.shape[1]
         num_actions = branches.num_actions
-        self.network_ = self._ensemble(
-            lambda key: Network(
-                self.inputs_.matrix.shape[1],
-                num_actions,
-                self.basis_.shape[1],
-                rank=rank,
-                width=self.width,
-                key=key,
-            )
-        )
+        self._make_network(num_inputs, num_actions, num_features, self.rank or num_features)
         if self._all_arms(branches):
             targets = branches.effects(self.reference).mean(axis=1)
         else:
@@ -167,16 +165,8 @@ class EffectModel:
         self.inputs_, features = step_coordinates(observations, flat, self.basis_, closed=closed)
         # Back from standardised coordinates to those of the basis, in units of the effects' size.
         self.scales_ = 1 / np.linalg.norm(features.matrix, axis=0) / self.size_
-        self.network_ = self._ensemble(
-            lambda key: Transition(
-                self.inputs_.matrix.shape[1],
-                branches.num_actions,
-                self.basis_.shape[1],
-                width=self.width,
-                closed=closed,
-                key=key,
-            )
-        )
+        num_inputs, num_features = self.inputs_.matrix.shape[1], self.basis_.shape[1]
+        self._make_transition(num_inputs, branches.num_actions, num_features, closed)
         rng = np.random.default_rng(self.seed)
         uniforms = rng.random((self.draws, branches.recipe.horizon - 1))
         self.continuations_ = draw_actions(branches.recipe, uniforms, branches.num_actions)
@@ -193,6 +183,24 @@ class EffectModel:
 
         default = Training(updates=6_000, batch_size=64, learning_rate=1e-3, schedule="cosine")
         self._train(loss, rows, default, options)
+
+    def _make_network(
+        self, num_inputs: int, num_actions: int, num_features: int, rank: int
+    ) -> None:
+        self.network_ = self._ensemble(
+            lambda key: Network(
+                num_inputs, num_actions, num_features, rank=rank, width=self.width, key=key
+            )
+        )
+
+    def _make_transition(
+        self, num_inputs: int, num_actions: int, num_features: int, closed: bool
+    ) -> None:
+        self.network_ = self._ensemble(
+            lambda key: Transition(
+                num_inputs, num_actions, num_features, width=self.width, closed=closed, key=key
+            )
+        )
 
     def _ensemble(self, make_fn: Any) -> Any:
         return eqx.filter_vmap(make_fn)(jax.random.split(jax.random.key(self.seed), self.members))
@@ -262,6 +270,125 @@ class EffectModel:
         continuations = jnp.asarray(self.continuations_)
         scales = jnp.asarray(self.scales_, jnp.float32)
         return _unrolled_effects(self.network_, inputs, continuations, discounts, scales)
+
+    def to_numpy(self) -> Scorer:
+        """The same effects with NumPy alone; `Scorer.load` reads them from a saved model too."""
+        return Scorer(self._arrays(), self.reference)
+
+    def save(self, directory: str | Path) -> None:
+        """Write the model: arrays, settings, and a card for people to read."""
+        directory = Path(directory)
+        written = storage.write_pieces(
+            directory / MODEL, storage.encode_arrays([self._arrays()], {"kind": "cqm effect model"})
+        )
+        graph = self.loss if isinstance(self.loss, ComparisonGraph) else None
+        config = {
+            "kind": "effect",
+            "sha256": written.sha256,
+            "settings": {
+                "method": self.method,
+                "conditioning": self.conditioning,
+                "rank": self.rank,
+                "width": self.width,
+                "members": self.members,
+                "reference": None
+                if self.reference is None
+                else np.asarray(self.reference).tolist(),
+                "loss": "centred" if graph is None else asdict(graph),
+                "draws": self.draws,
+                "training": None if self.training is None else asdict(self.training),
+                "seed": self.seed,
+            },
+            "world": self.world_,
+            "recipe": self.recipe_.to_json(),
+            "feature_names": list(self.feature_names),
+            "observation_names": list(self.observation_names),
+            "candidate_actions": self.candidate_actions_.tolist(),
+            "num_families": self.num_families_,
+            "versions": {name: version(name) for name in ("jax", "equinox", "optax", "numpy")}
+            | {"cqm": cqm.__version__, "python": platform.python_version()},
+        }
+        storage.write_json(directory / CONFIG, config)
+        storage.write_pieces(directory / CARD, [self.summary().encode()])
+
+    @classmethod
+    def load(cls, directory: str | Path) -> EffectModel:
+        """A saved model, which gives the same effects bit for bit."""
+        directory = Path(directory)
+        config = storage.read_json(directory / CONFIG)
+        if config.get("kind") != "effect":
+            raise storage.DamagedFileError(f"{directory / CONFIG} is not of an effect model")
+        settings = dict(config["settings"])
+        if settings["training"] is not None:
+            settings["training"] = Training(**settings["training"])
+        if settings["loss"] != "centred":
+            edges = tuple((a, b) for a, b in settings["loss"]["edges"])
+            settings["loss"] = ComparisonGraph(settings["loss"]["num_actions"], edges)
+        model = cls(**settings)
+        model.world_, model.recipe_ = config["world"], Recipe.from_json(config["recipe"])
+        model.feature_names = tuple(config["feature_names"])
+        model.observation_names = tuple(config["observation_names"])
+        model.candidate_actions_ = np.array(config["candidate_actions"])
+        model.num_families_ = config["num_families"]
+        model._set_arrays(read_model_arrays(directory, config))
+        return model
+
+    def summary(self) -> str:
+        """What the model is, from what data, in words."""
+        unrolled = isinstance(self.network_, Transition)
+        method = "steps unrolled under the continuation" if unrolled else "centred outcomes"
+        parameters = num_parameters(self.network_) // self.members
+        return (
+            f"# Effect model of {self.world_['name']}\n\n"
+            f"- learned from {self.num_families_:,} branch families "
+            f"(horizon {self.recipe_.horizon}, discount {self.recipe_.discount}, "
+            f"{self.recipe_.draws} draws, seed {self.recipe_.seed})\n"
+            f"- by {method}, input conditioning `{self.conditioning}`\n"
+            f"- {self.members} networks of {parameters:,} parameters, final loss "
+            f"{self.losses_[-1]:.4g}\n"
+            f"- effects of {len(self.candidate_actions_)} actions on {len(self.feature_names)} "
+            "features, for states like those it was trained on and the continuation "
+            f"`{self.recipe_.continuation}`\n"
+        )
+
+    def _arrays(self) -> dict[str, np.ndarray]:
+        """Everything that was learned, by name."""
+        arrays = {
+            "inputs.shift": self.inputs_.shift,
+            "inputs.matrix": self.inputs_.matrix,
+            "basis": self.size_ * self.basis_,
+            "losses": self.losses_,
+        }
+        if isinstance(self.network_, Transition):
+            arrays["continuations"] = np.asarray(self.continuations_)
+            arrays["discounts"] = self.recipe_.discounts
+            arrays["scales"] = np.asarray(self.scales_, np.float32)
+        leaves = jax.tree_util.tree_leaves_with_path(eqx.filter(self.network_, eqx.is_array))
+        for path, leaf in leaves:
+            arrays[f"network.{jax.tree_util.keystr(path, simple=True, separator='.')}"] = (
+                np.asarray(leaf)
+            )
+        return arrays
+
+    def _set_arrays(self, arrays: Mapping[str, np.ndarray]) -> None:
+        self.inputs_ = Coordinates(arrays["inputs.shift"], arrays["inputs.matrix"])
+        self.size_, self.basis_, self.losses_ = 1.0, arrays["basis"], arrays["losses"]
+        num_inputs, num_features = self.inputs_.matrix.shape[1], self.basis_.shape[1]
+        num_actions = len(self.candidate_actions_)
+        if "continuations" in arrays:
+            self.continuations_, self.scales_ = arrays["continuations"], arrays["scales"]
+            closed = "network.lift.weight" not in arrays
+            self._make_transition(num_inputs, num_actions, num_features, closed)
+        else:
+            rank = arrays["network.decoder.weight"].shape[1]
+            self._make_network(num_inputs, num_actions, num_features, rank)
+        leaves, structure = jax.tree_util.tree_flatten_with_path(
+            eqx.filter(self.network_, eqx.is_array)
+        )
+        names = [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in leaves]
+        filled = [jnp.asarray(arrays[f"network.{name}"]) for name in names]
+        static = eqx.filter(self.network_, eqx.is_array, inverse=True)
+        self.network_ = eqx.combine(jax.tree.unflatten(structure, filled), static)
 
     def recenter(self, reference: np.ndarray | None) -> EffectModel:
         """The same model with effects centred at another reference, without training."""

@@ -28,6 +28,7 @@ class Linear(eqx.Module):
         self.bias = jax.random.uniform(bias_key, (num_outputs,), minval=-bound, maxval=bound)
 
     def __call__(self, x: Array) -> Array:
+        """Apply the map."""
         return x @ self.weight + self.bias
 
 

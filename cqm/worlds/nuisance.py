@@ -19,7 +19,11 @@ _BLOCK = 256  # rows of a matrix product, whose rounding depends on their number
 
 @dataclass(frozen=True)
 class Nuisance:
-    """Parameters of the autonomous process and of its mixing."""
+    """Parameters of the autonomous process and of its mixing.
+
+    The process itself runs in single precision, which halves what has to be stored of it. It is
+    mixed in double precision, where a shared path cancels exactly.
+    """
 
     dimension: int = 64
     persistence: float = 0.97
@@ -40,8 +44,12 @@ class Nuisance:
 
     def start(self, num: int, rng: np.random.Generator) -> np.ndarray:
         """`[num, dimension]` from the stationary law."""
-        spread = self.scale / np.sqrt(1 - self.persistence**2)
-        return spread * rng.standard_normal((num, self.dimension))
+        spread = float(self.scale / np.sqrt(1 - self.persistence**2))
+        return spread * self.noise((num,), rng)
+
+    def noise(self, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
+        """Standard normal noise, `[*shape, dimension]`."""
+        return rng.standard_normal((*shape, self.dimension), dtype=np.float32)
 
     def path(self, start: np.ndarray, noise: np.ndarray) -> np.ndarray:
         """c after each step, `[..., horizon, dimension]`, from c now and standard normal noise."""
@@ -91,7 +99,7 @@ class NuisanceWorld(World):
     def sample_noise(self, num: int, horizon: int, rng: np.random.Generator) -> np.ndarray:
         """The native world's noise and the nuisance's, side by side `[num, horizon, ...]`."""
         native = self.native.sample_noise(num, horizon, rng)
-        own = rng.standard_normal((num, horizon, self.nuisance.dimension))
+        own = self.nuisance.noise((num, horizon), rng)
         return np.concatenate([native.reshape(num, horizon, -1), own], axis=-1)
 
     def rollout(
@@ -102,7 +110,7 @@ class NuisanceWorld(World):
         result = self.native.rollout(
             self._native(states), controls, noise[..., :split], final=final
         )
-        path = self.nuisance.path(states["nuisance"], noise[..., split:])
+        path = self.nuisance.path(states["nuisance"], noise[..., split:].astype(np.float32))
         features = self.mix(path, result.features, self.feature_mixing)
         after = {**result.states, "nuisance": path[:, -1]} if final else {}
         return Rollout(features, result.status, after)
@@ -121,7 +129,7 @@ class NuisanceWorld(World):
 
     def mix(self, nuisance: np.ndarray, native: np.ndarray, mixing: np.ndarray) -> np.ndarray:
         """Q [amplitude · c; x] for arrays with the same leading axes."""
-        return mix(self.nuisance.amplitude * nuisance, native, mixing)
+        return mix(self.nuisance.amplitude * nuisance.astype(float), native, mixing)
 
     def mixed_weights(self, direction: np.ndarray) -> np.ndarray:
         """Weights on mixed features that reward a native direction g: Q [0; g], `[..., d]`."""

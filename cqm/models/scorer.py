@@ -1,0 +1,112 @@
+"""Effects of a saved model with NumPy alone: no compiler, no accelerator, nothing but arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from cqm import storage
+from cqm.quotient import Reference, center
+
+MODEL = "model.safetensors"
+CONFIG = "model.json"
+
+
+class Scorer:
+    """A model's effects from its arrays, as `EffectModel` computes them, to float32 rounding.
+
+    The arrays are those of a saved model: the input coordinates, the output basis and the layers of
+    every member, stacked along their first axis.
+    """
+
+    def __init__(self, arrays: Mapping[str, np.ndarray], reference: Reference = None):
+        self.arrays, self.reference = dict(arrays), reference
+
+    @classmethod
+    def load(cls, directory: str | Path) -> Scorer:
+        """The scorer of a saved model."""
+        directory = Path(directory)
+        config = storage.read_json(directory / CONFIG)
+        return cls(read_model_arrays(directory, config), config["settings"]["reference"])
+
+    def effect(self, observations: np.ndarray) -> np.ndarray:
+        """Effects of all actions, `[n, actions, features]`, mean over the members."""
+        observations = np.asarray(observations, float)
+        inputs = (observations - self.arrays["inputs.shift"]) @ self.arrays["inputs.matrix"]
+        inputs = inputs.astype(np.float32)
+        score_fn = self._unrolled if "continuations" in self.arrays else self._direct
+        members = range(len(self.arrays["network.embedding"]))
+        coordinates = np.mean([score_fn(inputs, m).astype(float) for m in members], axis=0)
+        return center(coordinates, self.reference) @ self.arrays["basis"].T
+
+    def _linear(self, name: str, member: int) -> tuple[np.ndarray, np.ndarray]:
+        return (
+            self.arrays[f"network.{name}.weight"][member],
+            self.arrays[f"network.{name}.bias"][member],
+        )
+
+    def _layers(self, x: np.ndarray, name: str, member: int) -> np.ndarray:
+        """Three affine maps with rectifiers in between."""
+        for i in range(3):
+            weight, bias = self._linear(f"{name}.{i}", member)
+            x = x @ weight + bias
+            x = np.maximum(x, 0) if i < 2 else x
+        return x
+
+    def _direct(self, inputs: np.ndarray, member: int) -> np.ndarray:
+        state = self._layers(inputs, "encoder", member)
+        embedding = self.arrays["network.embedding"][member]
+        shape = (len(inputs), len(embedding))
+        both = np.concatenate(
+            [
+                np.broadcast_to(state[:, None], (*shape, state.shape[-1])),
+                np.broadcast_to(embedding, (*shape, embedding.shape[-1])),
+            ],
+            axis=-1,
+        )
+        code = self._layers(both, "head", member)
+        return (code - code.mean(axis=1, keepdims=True)) @ self._linear("decoder", member)[0]
+
+    def _unrolled(self, inputs: np.ndarray, member: int) -> np.ndarray:
+        arrays, size = self.arrays, self.arrays["scales"].size
+        if "network.lift.weight" in arrays:
+            weight, bias = self._linear("lift", member)
+            start, context = inputs @ weight + bias, inputs
+        else:
+            start, context = inputs[:, :size], inputs[:, size:]
+        weight, bias = self._linear("first", member)
+        fixed = (context @ weight[start.shape[1] :] + bias)[:, None, None]
+        weight = weight[: start.shape[1]]
+        last_weight, last_bias = self._linear("last", member)
+        embedding = arrays["network.embedding"][member]
+        continuations, discounts = arrays["continuations"], arrays["discounts"]
+        num_actions, draws = len(embedding), len(continuations)
+        z = np.broadcast_to(start[:, None, None], (len(inputs), draws, num_actions, start.shape[1]))
+        outcomes = np.zeros((len(inputs), num_actions, size), np.float32)
+        for k, discount in enumerate(discounts):
+            action = embedding if k == 0 else embedding[continuations[:, k - 1]][:, None]
+            hidden = _silu(z @ weight + fixed + action)
+            for i in range(2):
+                layer, shift = self._linear(f"hidden.{i}", member)
+                hidden = hidden + _silu(hidden @ layer + shift)
+            z = z + hidden @ last_weight + last_bias
+            outcomes += np.float32(discount) * z[..., :size].mean(axis=1)
+        return outcomes * arrays["scales"]
+
+
+def read_model_arrays(directory: Path, config: Mapping) -> dict[str, np.ndarray]:
+    """The arrays of a saved model, after its checksum was verified."""
+    path = directory / MODEL
+    if storage.sha256(path) != config.get("sha256"):
+        raise storage.DamagedFileError(
+            f"{path} is damaged: its checksum is wrong; save the model again"
+        )
+    with storage.open_arrays(path) as file:
+        names = file.keys()
+        return {name: file.get_tensor(name) for name in names}
+
+
+def _silu(x: np.ndarray) -> np.ndarray:
+    return x / (1 + np.exp(-x))
