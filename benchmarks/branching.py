@@ -39,7 +39,7 @@ from cqm.worlds.nuisance import Nuisance, NuisanceWorld
 from cqm.worlds.suite import SuiteWorld
 
 HORIZON, DISCOUNT, MEAN_WARMUP = 12, 0.95, 10
-LOOP_STATES = 20  # enough for a stable rate of the slow peer
+LOOP_STATES = 100  # enough for a stable rate of the slow peer
 STATES = {
     "cartpole-swingup": 20_480,
     "reacher-easy": 40_960,

@@ -56,8 +56,8 @@ class Nuisance:
         path = self.scale * noise
         current = start
         for t in range(noise.shape[-2]):
-            path[..., t, :] += self.persistence * current
-            current = path[..., t, :]
+            current = self.persistence * current + path[..., t, :]
+            path[..., t, :] = current
         return path
 
     def mixing(self, num_native: int) -> np.ndarray:

@@ -8,11 +8,13 @@ state at a time, on a physics whose complete state is set before and read after.
 from __future__ import annotations
 
 import functools
+import importlib
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
+from xml.etree import ElementTree
 
 # Nothing is rendered here, and dm_control fails on a machine without a display if it looks for one.
 os.environ.setdefault("MUJOCO_GL", "disable")
@@ -20,6 +22,7 @@ os.environ.setdefault("MUJOCO_GL", "disable")
 import mujoco
 import numpy as np
 from dm_control import suite
+from dm_control.mujoco.wrapper import MjModel
 from dm_control.rl import control
 
 from cqm.worlds.base import PerThread, Rollout, States, Status, World, prototype_actions
@@ -63,12 +66,11 @@ def load_task(
         raise ValueError(f"unknown suite task {name!r}; available: {task_names()}")
     if not native or name not in DOMAINS:
         return TaskWorld(name, candidate_actions=candidate_actions, seed=seed)
-    domain, environment = DOMAINS[name], _environment(name)
-    model = environment.physics.model.ptr
+    domain, model = DOMAINS[name], _model_without_views(name)
     return SuiteWorld(
         model,
         name=name,
-        substeps=environment._n_sub_steps,
+        substeps=_environment(name)._n_sub_steps,
         initial=domain.initial(model),
         settle_steps=domain.settle_steps,
         observation=domain.observation,
@@ -188,6 +190,18 @@ class TaskWorld(World):
 
 def _environment(name: str) -> control.Environment:
     return suite.load(*name.split("-", 1), task_kwargs={"random": 0})
+
+
+def _model_without_views(name: str) -> mujoco.MjModel:
+    """A task's model without its cameras and lights, which MuJoCo would move at every step."""
+    xml, assets = importlib.import_module(
+        f"dm_control.suite.{name.split('-')[0]}"
+    ).get_model_and_assets()
+    tree = ElementTree.fromstring(xml)
+    for parent in tree.iter():
+        for view in [*parent.findall("camera"), *parent.findall("light")]:
+            parent.remove(view)
+    return MjModel.from_xml_string(ElementTree.tostring(tree, encoding="unicode"), assets).ptr
 
 
 def _episode_fields(environment: control.Environment) -> list[str]:
