@@ -11,6 +11,9 @@ _PUBLIC = {
     "branches": ("Branches", "Recipe", "combine"),
     "collection": ("collect",),
     "coupling": ("audit",),
+    "models.effect": ("EffectModel",),
+    "models.training": ("Training",),
+    "queries": ("Query",),
     "quotient": (
         "ComparisonGraph",
         "EffectSpectrum",
@@ -30,7 +33,7 @@ _PUBLIC = {
     "simulation": ("Policy",),
     "worlds": ("World", "check_world", "load_world"),
 }
-_MODULES = ("bounds", "measures", "quotient", "worlds")
+_MODULES = ("bounds", "decisions", "measures", "quotient", "worlds")
 _HOME = {name: module for module, names in _PUBLIC.items() for name in names}
 
 __all__ = sorted([*_HOME, *_MODULES])

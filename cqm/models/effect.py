@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import platform
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
@@ -17,7 +17,7 @@ import numpy as np
 from jax import Array
 
 import cqm
-from cqm import storage
+from cqm import decisions, storage
 from cqm.branches import Branches, Recipe
 from cqm.models.conditioning import (
     Conditioning,
@@ -26,11 +26,12 @@ from cqm.models.conditioning import (
     output_basis,
     step_coordinates,
 )
+from cqm.models.estimator import Estimator
 from cqm.models.network import Network, num_parameters
 from cqm.models.scorer import CONFIG, MODEL, Scorer, read_model_arrays
 from cqm.models.training import Training, train
 from cqm.models.unrolled import Transition, unrolled_loss
-from cqm.quotient import ComparisonGraph, as_reference, center, contrast, edge_loss
+from cqm.quotient import ComparisonGraph, as_reference, center, edge_loss
 from cqm.simulation import draw_actions
 
 Method = Literal["auto", "direct", "unrolled"]
@@ -38,7 +39,59 @@ CARD = "card.md"
 _STATISTICS_FAMILIES = 20_000  # enough for means, covariances and the span of the effects
 
 
-class EffectModel:
+@dataclass(frozen=True)
+class EffectSettings:
+    """How effects are learned."""
+
+    method: Method = "auto"
+    """`direct`, `unrolled`, or the second where the branches allow it."""
+    conditioning: Conditioning = "effect"
+    """Of the input: `none`, `whiten`, or `effect`: what actions move comes first."""
+    rank: int | None = None
+    """Of the shared decoder of `direct`; the rank of what effects span by default."""
+    width: int = 256
+    """Of the hidden layers."""
+    members: int = 1
+    """Networks of an ensemble, trained together and averaged."""
+    reference: tuple[float, ...] | None = None
+    """Distribution over actions that effects are centred at; uniform by default."""
+    graph: ComparisonGraph | None = None
+    """Along whose edges differences are matched, instead of centred outcomes."""
+    draws: int = 64
+    """Fresh continuations that `unrolled` averages over."""
+    training: Training | None = None
+    """Settings of the training loop; those that suit the method by default."""
+    seed: int = 0
+    """Of the initial networks, the batches and the fresh continuations."""
+
+    def __post_init__(self) -> None:
+        if self.method not in ("auto", "direct", "unrolled"):
+            raise ValueError(f"method must be 'auto', 'direct' or 'unrolled'; got {self.method!r}")
+        if self.conditioning not in ("none", "whiten", "effect"):
+            raise ValueError(
+                f"conditioning must be 'none', 'whiten' or 'effect'; got {self.conditioning!r}"
+            )
+        for name in ("width", "members", "draws"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1; got {getattr(self, name)}")
+        if self.rank is not None and self.rank < 1:
+            raise ValueError(f"rank must be at least 1; got {self.rank}")
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> EffectSettings:
+        """From `dataclasses.asdict`, after it went through JSON."""
+        values = dict(values)
+        if values["training"] is not None:
+            values["training"] = Training(**values["training"])
+        if values["graph"] is not None:
+            edges = tuple((a, b) for a, b in values["graph"]["edges"])
+            values["graph"] = ComparisonGraph(values["graph"]["num_actions"], edges)
+        if values["reference"] is not None:
+            values["reference"] = tuple(values["reference"])
+        return cls(**values)
+
+
+class EffectModel(Estimator):
     """Learns what actions change from branches, without any reward.
 
     Two methods. `direct` regresses the centred outcomes on the state, as the paper does.
@@ -46,36 +99,20 @@ class EffectModel:
     continuations; it needs branches collected with `per_step=True` and gets much closer to
     the noise floor where labels are noisy. `auto` takes the second where it can.
 
-    Args:
-        method: How to learn.
-        conditioning: Of the input: `none`, `whiten`, or `effect` (what actions move comes first).
-        rank: Of the shared decoder of `direct`; by default the rank of what effects span.
-        width: Of the hidden layers.
-        members: Networks of an ensemble, trained together and averaged.
-        reference: Distribution over actions that effects are centred at; uniform by default.
-        loss: `centred`, or a `ComparisonGraph` along whose edges differences are matched.
-        draws: Fresh continuations that `unrolled` averages over.
-        training: Settings of the training loop; by default those that suit the method.
-        seed: Of the initial networks, the batches and the fresh continuations.
+    The settings are the fields of `EffectSettings`.
     """
 
-    def __init__(
-        self,
-        *,
-        method: Method = "auto",
-        conditioning: Conditioning = "effect",
-        rank: int | None = None,
-        width: int = 256,
-        members: int = 1,
-        reference: np.ndarray | None = None,
-        loss: Literal["centred"] | ComparisonGraph = "centred",
-        draws: int = 64,
-        training: Training | None = None,
-        seed: int = 0,
-    ):
-        self.method, self.conditioning, self.rank, self.width = method, conditioning, rank, width
-        self.members, self.reference, self.loss, self.draws = members, reference, loss, draws
-        self.training, self.seed = training, seed
+    def __init__(self, **settings: Any):
+        unknown = sorted(set(settings) - set(EffectSettings.__dataclass_fields__))
+        if unknown:
+            raise ValueError(
+                f"unknown settings {unknown}; "
+                f"available: {sorted(EffectSettings.__dataclass_fields__)}"
+            )
+        self.settings = EffectSettings(**settings)
+        self.reference = self.settings.reference
+        self.network_: Any = None
+        self.calibration_ = None
 
     @classmethod
     def paper(cls, *, seed: int = 0, **changes: Any) -> EffectModel:
@@ -108,7 +145,7 @@ class EffectModel:
         self.feature_names = branches.feature_names
         self.observation_names = branches.observation_names
         self.candidate_actions_ = branches.candidate_actions
-        self.basis_ = output_basis(self.conditioning, effects)
+        self.basis_ = output_basis(self.settings.conditioning, effects)
         self.size_ = float(np.sqrt(np.mean((effects @ self.basis_) ** 2))) or 1.0
         options = {"directory": directory, "show_progress": show_progress}
         if self._chosen_method(branches) == "unrolled":
@@ -118,12 +155,12 @@ class EffectModel:
         return self
 
     def _chosen_method(self, branches: Branches) -> str:
-        if self.method != "auto":
-            return self.method
+        if self.settings.method != "auto":
+            return self.settings.method
         recipe = branches.recipe
         open_loop = not isinstance(recipe.continuation, str) or recipe.continuation == "uniform"
         possible = recipe.per_step and open_loop and self._all_arms(branches)
-        return "unrolled" if possible and self.loss == "centred" else "direct"
+        return "unrolled" if possible and self.settings.graph is None else "direct"
 
     def _all_arms(self, branches: Branches) -> bool:
         return branches.num_arms == branches.num_actions
@@ -132,10 +169,12 @@ class EffectModel:
         self, branches: Branches, effects: np.ndarray, options: Mapping[str, Any]
     ) -> None:
         observations = branches.observations
-        self.inputs_ = input_coordinates(self.conditioning, observations, effects)
+        self.inputs_ = input_coordinates(self.settings.conditioning, observations, effects)
         num_inputs, num_features = self.inputs_.matrix.shape[1], self.basis_.shape[1]
         num_actions = branches.num_actions
-        self._make_network(num_inputs, num_actions, num_features, self.rank or num_features)
+        self._make_network(
+            num_inputs, num_actions, num_features, self.settings.rank or num_features
+        )
         if self._all_arms(branches):
             targets = branches.effects(self.reference).mean(axis=1)
         else:
@@ -148,8 +187,8 @@ class EffectModel:
 
         def loss(network: Network, batch: Mapping[str, Array]) -> Array:
             predicted = network.effects(batch["inputs"], self.reference)
-            if isinstance(self.loss, ComparisonGraph):
-                return edge_loss(self.loss, predicted, batch["targets"])
+            if self.settings.graph is not None:
+                return edge_loss(self.settings.graph, predicted, batch["targets"])
             if branches.num_arms < num_actions:
                 # Centred over a family's own arms: all pairwise differences within the family.
                 predicted = jnp.take_along_axis(predicted, batch["arms"][..., None], axis=-2)
@@ -167,8 +206,8 @@ class EffectModel:
         self.scales_ = 1 / np.linalg.norm(features.matrix, axis=0) / self.size_
         num_inputs, num_features = self.inputs_.matrix.shape[1], self.basis_.shape[1]
         self._make_transition(num_inputs, branches.num_actions, num_features, closed)
-        rng = np.random.default_rng(self.seed)
-        uniforms = rng.random((self.draws, branches.recipe.horizon - 1))
+        rng = np.random.default_rng(self.settings.seed)
+        uniforms = rng.random((self.settings.draws, branches.recipe.horizon - 1))
         self.continuations_ = draw_actions(branches.recipe, uniforms, branches.num_actions)
         rows = {
             "inputs": np.asarray(self.inputs_(observations), np.float32),
@@ -189,7 +228,7 @@ class EffectModel:
     ) -> None:
         self.network_ = self._ensemble(
             lambda key: Network(
-                num_inputs, num_actions, num_features, rank=rank, width=self.width, key=key
+                num_inputs, num_actions, num_features, rank=rank, width=self.settings.width, key=key
             )
         )
 
@@ -198,19 +237,26 @@ class EffectModel:
     ) -> None:
         self.network_ = self._ensemble(
             lambda key: Transition(
-                num_inputs, num_actions, num_features, width=self.width, closed=closed, key=key
+                num_inputs,
+                num_actions,
+                num_features,
+                width=self.settings.width,
+                closed=closed,
+                key=key,
             )
         )
 
     def _ensemble(self, make_fn: Any) -> Any:
-        return eqx.filter_vmap(make_fn)(jax.random.split(jax.random.key(self.seed), self.members))
+        return eqx.filter_vmap(make_fn)(
+            jax.random.split(jax.random.key(self.settings.seed), self.settings.members)
+        )
 
     def _train(
         self, loss_fn: Any, rows: dict, default: Training, options: Mapping[str, Any]
     ) -> None:
         """Train all members together, each on batches of its own."""
-        training = self.training or replace(default, seed=self.seed)
-        members = self.members
+        training = self.settings.training or replace(default, seed=self.settings.seed)
+        members = self.settings.members
 
         def loss(networks: Any, batch: Mapping[str, Array], key: Array, target: Any) -> Array:
             own = {k: v.reshape(members, -1, *v.shape[1:]) for k, v in batch.items()}
@@ -220,29 +266,10 @@ class EffectModel:
         trained = train(self.network_, loss, rows, together, name="effect", **options)
         self.network_, self.losses_ = trained.model, trained.losses
 
-    def effect(
-        self,
-        observations: np.ndarray,
-        *,
-        action: int | np.ndarray | None = None,
-        baseline: int | np.ndarray | None = None,
-    ) -> np.ndarray:
-        """Effects of all actions, `[n, actions, features]`, or one contrast, `[n, features]`.
-
-        Args:
-            observations: `[n, observations]`.
-            action: Together with `baseline`: the effect of one action rather than another.
-            baseline: What the action is compared with.
-        """
-        effects = self.member_effects(observations).mean(axis=0)
-        if action is None and baseline is None:
-            return effects
-        if action is None or baseline is None:
-            raise ValueError("a contrast needs both action and baseline; got only one of them")
-        return contrast(effects, action=action, baseline=baseline)
-
     def member_effects(self, observations: np.ndarray) -> np.ndarray:
         """Effects by each member of the ensemble, `[members, n, actions, features]`."""
+        if self.network_ is None:
+            raise ValueError("the model is not fitted; call fit(branches) first")
         observations = np.asarray(observations, float)
         if observations.ndim != 2 or observations.shape[1] != len(self.observation_names):
             raise ValueError(
@@ -281,24 +308,11 @@ class EffectModel:
         written = storage.write_pieces(
             directory / MODEL, storage.encode_arrays([self._arrays()], {"kind": "cqm effect model"})
         )
-        graph = self.loss if isinstance(self.loss, ComparisonGraph) else None
         config = {
             "kind": "effect",
             "sha256": written.sha256,
-            "settings": {
-                "method": self.method,
-                "conditioning": self.conditioning,
-                "rank": self.rank,
-                "width": self.width,
-                "members": self.members,
-                "reference": None
-                if self.reference is None
-                else np.asarray(self.reference).tolist(),
-                "loss": "centred" if graph is None else asdict(graph),
-                "draws": self.draws,
-                "training": None if self.training is None else asdict(self.training),
-                "seed": self.seed,
-            },
+            "settings": asdict(self.settings),
+            "reference": self.reference,
             "world": self.world_,
             "recipe": self.recipe_.to_json(),
             "feature_names": list(self.feature_names),
@@ -318,13 +332,9 @@ class EffectModel:
         config = storage.read_json(directory / CONFIG)
         if config.get("kind") != "effect":
             raise storage.DamagedFileError(f"{directory / CONFIG} is not of an effect model")
-        settings = dict(config["settings"])
-        if settings["training"] is not None:
-            settings["training"] = Training(**settings["training"])
-        if settings["loss"] != "centred":
-            edges = tuple((a, b) for a, b in settings["loss"]["edges"])
-            settings["loss"] = ComparisonGraph(settings["loss"]["num_actions"], edges)
-        model = cls(**settings)
+        model = cls()
+        model.settings = EffectSettings.from_json(config["settings"])
+        model.reference = config["reference"]
         model.world_, model.recipe_ = config["world"], Recipe.from_json(config["recipe"])
         model.feature_names = tuple(config["feature_names"])
         model.observation_names = tuple(config["observation_names"])
@@ -337,14 +347,14 @@ class EffectModel:
         """What the model is, from what data, in words."""
         unrolled = isinstance(self.network_, Transition)
         method = "steps unrolled under the continuation" if unrolled else "centred outcomes"
-        parameters = num_parameters(self.network_) // self.members
+        parameters = num_parameters(self.network_) // self.settings.members
         return (
             f"# Effect model of {self.world_['name']}\n\n"
             f"- learned from {self.num_families_:,} branch families "
             f"(horizon {self.recipe_.horizon}, discount {self.recipe_.discount}, "
             f"{self.recipe_.draws} draws, seed {self.recipe_.seed})\n"
-            f"- by {method}, input conditioning `{self.conditioning}`\n"
-            f"- {self.members} networks of {parameters:,} parameters, final loss "
+            f"- by {method}, input conditioning `{self.settings.conditioning}`\n"
+            f"- {self.settings.members} networks of {parameters:,} parameters, final loss "
             f"{self.losses_[-1]:.4g}\n"
             f"- effects of {len(self.candidate_actions_)} actions on {len(self.feature_names)} "
             "features, for states like those it was trained on and the continuation "
@@ -363,6 +373,9 @@ class EffectModel:
             arrays["continuations"] = np.asarray(self.continuations_)
             arrays["discounts"] = self.recipe_.discounts
             arrays["scales"] = np.asarray(self.scales_, np.float32)
+        if self.calibration_ is not None:
+            arrays["calibration.residuals"] = self.calibration_.residuals
+            arrays["calibration.draws"] = np.array([self.calibration_.draws])
         leaves = jax.tree_util.tree_leaves_with_path(eqx.filter(self.network_, eqx.is_array))
         for path, leaf in leaves:
             arrays[f"network.{jax.tree_util.keystr(path, simple=True, separator='.')}"] = (
@@ -373,6 +386,9 @@ class EffectModel:
     def _set_arrays(self, arrays: Mapping[str, np.ndarray]) -> None:
         self.inputs_ = Coordinates(arrays["inputs.shift"], arrays["inputs.matrix"])
         self.size_, self.basis_, self.losses_ = 1.0, arrays["basis"], arrays["losses"]
+        if "calibration.residuals" in arrays:
+            draws = int(arrays["calibration.draws"][0])
+            self.calibration_ = decisions.Calibration(arrays["calibration.residuals"], draws)
         num_inputs, num_features = self.inputs_.matrix.shape[1], self.basis_.shape[1]
         num_actions = len(self.candidate_actions_)
         if "continuations" in arrays:
@@ -393,7 +409,7 @@ class EffectModel:
     def recenter(self, reference: np.ndarray | None) -> EffectModel:
         """The same model with effects centred at another reference, without training."""
         other = copy.copy(self)
-        other.reference = None if reference is None else np.asarray(reference, float)
+        other.reference = None if reference is None else tuple(map(float, reference))
         as_reference(other.reference, np.empty((len(self.candidate_actions_), 1)))
         return other
 

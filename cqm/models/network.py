@@ -86,9 +86,11 @@ class Network(eqx.Module):
         """κ(s, a), `[..., actions, features]`, centred for every parameter value (eq. cqm-param).
 
         The decoder is linear, so centring the code gives the same for less work, and the
-        decoder's bias drops out.
+        decoder's bias drops out. Once is not enough where the actions' codes are nearly equal: the
+        rounding of what they share would be left.
         """
-        return center(self.code(inputs), reference) @ self.decoder.weight
+        code = center(center(self.code(inputs), reference), reference)
+        return code @ self.decoder.weight
 
 
 def num_parameters(model: eqx.Module) -> int:

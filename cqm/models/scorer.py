@@ -29,7 +29,7 @@ class Scorer:
         """The scorer of a saved model."""
         directory = Path(directory)
         config = storage.read_json(directory / CONFIG)
-        return cls(read_model_arrays(directory, config), config["settings"]["reference"])
+        return cls(read_model_arrays(directory, config), config["reference"])
 
     def effect(self, observations: np.ndarray) -> np.ndarray:
         """Effects of all actions, `[n, actions, features]`, mean over the members."""

@@ -136,7 +136,7 @@ def train(
     state = _State(
         model,
         optimiser.init(eqx.filter(model, eqx.is_inexact_array)),
-        model if training.target_every else None,
+        jax.tree.map(jnp.copy, model) if training.target_every else None,
     )
     files = _Files(Path(directory), name, training) if directory is not None else None
     step, losses = 0, list[float]()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cqm.worlds.base import ContractReport, Rollout, States, Status, World, check_world
@@ -20,7 +20,12 @@ __all__ = [
 
 
 def load_world(
-    name: str, *, nuisance: int | Any = 0, seed: int = 0, candidate_actions: Any = None
+    name: str,
+    *,
+    nuisance: int | Any = 0,
+    seed: int = 0,
+    candidate_actions: Any = None,
+    features: Sequence[Any] = (),
 ) -> World:
     """A world by its name: a dm_control suite task or a Gymnasium environment.
 
@@ -29,6 +34,7 @@ def load_world(
         nuisance: The dimension of the paper's nuisance to mix in, 0 for none, or a `Nuisance`.
         seed: Of the mixing. Candidate actions are fixed for each world whatever the seed.
         candidate_actions: `[actions, controls]`; the world's own by default.
+        features: Maps from `cqm.worlds.features` that add features, such as `Squares()`.
 
     >>> load_world("reacher-easy", nuisance=64, seed=7).feature_names[:2]
     ('mixed_0', 'mixed_1')
@@ -49,6 +55,10 @@ def load_world(
                 f"suite tasks {suite.task_names()}"
             )
         world = GymWorld(name, candidate_actions=candidate_actions)
+    if features:
+        from cqm.worlds.features import ExpandedWorld
+
+        world = ExpandedWorld(world, *features)
     if not nuisance:
         return world
     if not isinstance(nuisance, Nuisance):
@@ -58,6 +68,7 @@ def load_world(
 
 def reload_world(identity: Mapping[str, Any]) -> World:
     """The world of a stored identity, for worlds that have a name to load them by."""
+    from cqm.worlds.features import load_maps
     from cqm.worlds.nuisance import Nuisance
 
     if identity["kind"] not in ("suite", "suite task", "gymnasium"):
@@ -69,6 +80,7 @@ def reload_world(identity: Mapping[str, Any]) -> World:
         identity["name"],
         nuisance=Nuisance(**nuisance) if nuisance else 0,
         candidate_actions=identity["candidate_actions"],
+        features=load_maps(identity.get("feature_maps", ())),
     )
     if world.identity() != identity:
         raise ValueError(

@@ -1,0 +1,191 @@
+"""Decisions: from effects and a query to a ranking, and how far it can be trusted.
+
+Guarantees are conformal. They rest on held-out calibration states that are exchangeable with the
+states asked about: over both, with at least the stated probability, every contrast of a query lies
+within its radius, and the regret of the chosen action within its bound. They are marginal, over
+states, not for one given state; and they are about expected effects, as far as the calibration
+set's mean over draws gives these. Noise left in that mean makes the radius larger, not smaller.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cqm import bounds
+from cqm.queries import Query
+from cqm.quotient import center
+
+
+def query_weights(query: Query | Sequence[Query] | np.ndarray) -> np.ndarray:
+    """Weights of one query `[features]`, of several `[queries, features]`, or given as they are."""
+    if isinstance(query, Query):
+        return query.weights
+    if isinstance(query, np.ndarray):
+        return query
+    return np.stack([one.weights for one in query])
+
+
+def advantage(effects: np.ndarray, query: Query | Sequence[Query] | np.ndarray) -> np.ndarray:
+    """Centred values of actions, `[n, actions]`, or `[n, queries, actions]` for several queries.
+
+    >>> advantage(np.array([[[1.0, 0.0], [-1.0, 0.0]]]), np.array([2.0, 5.0])).tolist()
+    [[2.0, -2.0]]
+    """
+    weights = query_weights(query)
+    if weights.shape[-1] != effects.shape[-1]:
+        raise ValueError(
+            f"the query weighs {weights.shape[-1]} features, the effects have {effects.shape[-1]}; "
+            "build the query with the world that the model was trained on"
+        )
+    if weights.ndim == 1:
+        return effects @ weights
+    num, num_actions, size = effects.shape
+    # One product of matrices for all states and queries.
+    scores = effects.reshape(-1, size) @ weights.T
+    return np.swapaxes(scores.reshape(num, num_actions, -1), 1, 2)
+
+
+def rank(advantages: np.ndarray) -> np.ndarray:
+    """Actions from best to worst along the last axis; tied ones in the order of their number.
+
+    >>> rank(np.array([0.1, 0.5, 0.1])).tolist()
+    [1, 0, 2]
+    """
+    return np.argsort(-advantages, axis=-1, kind="stable")
+
+
+def best(advantages: np.ndarray) -> np.ndarray:
+    """The best action along the last axis; the first of those that tie.
+
+    >>> best(np.array([[0.1, 0.5], [0.5, 0.5]])).tolist()
+    [1, 0]
+    """
+    return np.argmax(advantages, axis=-1)
+
+
+def ties(advantages: np.ndarray, *, tolerance: float = 1e-9) -> np.ndarray:
+    """How many actions share the best place, up to a tolerance relative to the spread.
+
+    >>> ties(np.array([[0.1, 0.5], [0.5, 0.5]])).tolist()
+    [1, 2]
+    """
+    top = advantages.max(axis=-1, keepdims=True)
+    spread = np.ptp(advantages, axis=-1, keepdims=True)
+    return np.sum(top - advantages <= tolerance * spread, axis=-1)
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What a model got wrong on held-out states."""
+
+    residuals: np.ndarray  # [n, actions, features], expected minus predicted effects
+    draws: int  # that the expected effects are means of
+
+    def radius(self, weights: np.ndarray, confidence: float) -> float:
+        """Within which all contrasts of a query lie at once, with this probability over states."""
+        errors = self.residuals @ weights
+        return _conformal(np.ptp(errors, axis=1), confidence)
+
+    def effect_error(self, confidence: float) -> float:
+        """δ: the largest error of a state's effects in norm, with this probability over states."""
+        return _conformal(np.linalg.norm(self.residuals, axis=-1).max(axis=1), confidence)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A decision for each state, and how far to trust it."""
+
+    advantages: np.ndarray  # [n, actions]
+    action: np.ndarray  # [n], the best by the model
+    gap: np.ndarray  # [n], to the second best
+    radius: float  # of all contrasts at once
+    regret_bound: np.ndarray  # [n], the sharp, empirical one
+    combined_bound: float  # 2Wδ + 2·m_H·ε_r
+    paper_bound: float  # 2Wδ + 4·m_H·ε_r
+    separable: np.ndarray  # [n], whether the best action is certified to be the best
+    confidence: float
+    calibration_states: int
+
+    def __str__(self) -> str:
+        share = self.separable.mean() if len(self.separable) else math.nan
+        return (
+            f"{share:.0%} of {len(self.action)} states separable; contrasts within "
+            f"±{self.radius:.3g} at {self.confidence:.0%} over states exchangeable with "
+            f"{self.calibration_states} calibration states; regret at most "
+            f"{self.regret_bound.max(initial=0):.3g} (general bound {self.combined_bound:.3g})"
+        )
+
+
+def certify(
+    effects: np.ndarray,
+    query: Query,
+    calibration: Calibration,
+    *,
+    discount: float,
+    horizon: int,
+    confidence: float = 0.95,
+) -> Verdict:
+    """Choose an action for each state and bound its expected regret.
+
+    If every contrast is within the radius of its prediction, the best action is at most
+    max(0, radius − gap) better than the chosen one. A reward that is not linear in the features
+    adds 2·m_H·ε_r to the radius.
+
+    Args:
+        effects: Predicted, `[n, actions, features]`.
+        query: The reward.
+        calibration: Errors on held-out states.
+        discount: Of the outcomes.
+        horizon: Of the outcomes.
+        confidence: Probability with which all contrasts of a state are within the radius.
+    """
+    advantages = advantage(effects, query)
+    chosen = best(advantages)
+    ordered = -np.sort(-advantages, axis=1)
+    gap = ordered[:, 0] - ordered[:, 1]
+    error = 0.0 if query.error is None else query.error.supremum
+    projection = float(bounds.reward_projection_error(error, discount, horizon))
+    radius = calibration.radius(query.weights, confidence) + projection
+    delta = calibration.effect_error(confidence)
+    general: dict[str, Any] = {"discount": discount, "horizon": horizon}
+    norm = float(np.linalg.norm(query.weights))
+    return Verdict(
+        advantages=advantages,
+        action=chosen,
+        gap=gap,
+        radius=radius,
+        regret_bound=np.maximum(0.0, radius - gap),
+        combined_bound=float(bounds.combined_regret(norm, delta, error, **general)),
+        paper_bound=float(bounds.combined_regret(norm, delta, error, **general, form="paper")),
+        separable=gap > radius,
+        confidence=confidence,
+        calibration_states=len(calibration.residuals),
+    )
+
+
+def calibrate(predicted: np.ndarray, draws: np.ndarray) -> Calibration:
+    """Errors of predicted effects `[n, actions, d]` against draws `[n, draws, actions, d]`."""
+    if draws.shape[1] < 16:
+        raise ValueError(
+            "calibration needs at least 16 draws a state, so that their mean is close to the "
+            f"expected effect; got {draws.shape[1]}; collect with draws=16 or more"
+        )
+    return Calibration(center(draws.mean(axis=1)) - center(predicted), draws.shape[1])
+
+
+def _conformal(scores: np.ndarray, confidence: float) -> float:
+    """The smallest value that a new, exchangeable score stays below with this probability."""
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence must be in (0, 1); got {confidence}")
+    needed = math.ceil((len(scores) + 1) * confidence)
+    if needed > len(scores):
+        raise ValueError(
+            f"{len(scores)} calibration states cannot support a confidence of {confidence}; "
+            f"at least {math.ceil(confidence / (1 - confidence))} are needed"
+        )
+    return float(np.sort(scores)[needed - 1])

@@ -1,0 +1,104 @@
+"""What every estimator of effects offers once it is fitted, however it learned."""
+
+from __future__ import annotations
+
+import abc
+from typing import Any, Self
+
+import numpy as np
+
+from cqm import decisions
+from cqm.branches import Branches, Recipe
+from cqm.queries import Query
+from cqm.quotient import contrast
+
+
+class Estimator(abc.ABC):
+    """Effects for observations, and everything that follows from them."""
+
+    feature_names: tuple[str, ...]
+    observation_names: tuple[str, ...]
+    recipe_: Recipe  # of the data it learned from
+    calibration_: decisions.Calibration | None
+
+    @abc.abstractmethod
+    def member_effects(self, observations: np.ndarray) -> np.ndarray:
+        """Effects by each member of the ensemble, `[members, n, actions, features]`."""
+
+    def effect(
+        self,
+        observations: np.ndarray,
+        *,
+        action: int | np.ndarray | None = None,
+        baseline: int | np.ndarray | None = None,
+    ) -> np.ndarray:
+        """Effects of all actions, `[n, actions, features]`, or one contrast, `[n, features]`.
+
+        Args:
+            observations: `[n, observations]`.
+            action: Together with `baseline`: the effect of one action rather than another.
+            baseline: What the action is compared with.
+        """
+        effects = self.member_effects(observations).mean(axis=0)
+        if action is None and baseline is None:
+            return effects
+        if action is None or baseline is None:
+            raise ValueError("a contrast needs both action and baseline; got only one of them")
+        return contrast(effects, action=action, baseline=baseline)
+
+    def advantage(self, observations: np.ndarray, query: Any) -> np.ndarray:
+        """Centred values of all actions, `[n, actions]`; `[n, queries, actions]` for several."""
+        return decisions.advantage(self.effect(observations), query)
+
+    def rank(self, observations: np.ndarray, query: Any) -> np.ndarray:
+        """Actions from best to worst."""
+        return decisions.rank(self.advantage(observations, query))
+
+    def act(self, observations: np.ndarray, query: Any) -> np.ndarray:
+        """The best action of each state."""
+        return decisions.best(self.advantage(observations, query))
+
+    def calibrate(self, branches: Branches) -> Self:
+        """Measure the model's errors on held-out branches with 16 draws or more, for `certify`."""
+        predicted = self.effect(branches.observations)
+        self.calibration_ = decisions.calibrate(predicted, branches.effects())
+        return self
+
+    def certify(
+        self, observations: np.ndarray, query: Query, *, confidence: float = 0.95
+    ) -> decisions.Verdict:
+        """Choose actions and bound their expected regret; see `cqm.decisions`."""
+        calibration = self._calibration()
+        return decisions.certify(
+            self.effect(observations),
+            query,
+            calibration,
+            discount=self.recipe_.discount,
+            horizon=self.recipe_.horizon,
+            confidence=confidence,
+        )
+
+    def effect_interval(
+        self,
+        observations: np.ndarray,
+        query: Query,
+        *,
+        action: int | np.ndarray,
+        baseline: int | np.ndarray,
+        confidence: float = 0.95,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Lower and upper limits of a contrast of a query, `[n]` each.
+
+        Simultaneous: at the given confidence over states, the intervals of all pairs of actions
+        of a state hold together.
+        """
+        effects = self.effect(observations, action=action, baseline=baseline) @ query.weights
+        radius = self._calibration().radius(query.weights, confidence)
+        return effects - radius, effects + radius
+
+    def _calibration(self) -> decisions.Calibration:
+        if self.calibration_ is None:
+            raise ValueError(
+                "the model has no calibration; call calibrate with held-out branches first"
+            )
+        return self.calibration_

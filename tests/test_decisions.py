@@ -1,0 +1,95 @@
+import numpy as np
+import pytest
+
+from cqm.decisions import Calibration, advantage, best, calibrate, certify, rank, ties
+from cqm.queries import ProjectionError, Query
+
+NAMES = ("x", "y")
+EFFECTS = np.array([[[1.0, 0.0], [-1.0, 0.0]], [[0.0, 2.0], [0.0, -2.0]]])
+
+
+def test_advantages_of_one_and_of_many_queries():
+    weights = np.array([[1.0, 0.0], [0.0, -1.0], [2.0, 1.0]])
+    expected = [[[1, -1], [0, 0], [2, -2]], [[0, 0], [-2, 2], [2, -2]]]
+    np.testing.assert_array_equal(advantage(EFFECTS, weights), expected)
+    np.testing.assert_array_equal(advantage(EFFECTS, weights[2]), np.array(expected)[:, 2])
+    queries = [Query.vector(w, NAMES) for w in weights]
+    np.testing.assert_array_equal(advantage(EFFECTS, queries), expected)
+    np.testing.assert_array_equal(advantage(EFFECTS, queries[0]), np.array(expected)[:, 0])
+    with pytest.raises(ValueError, match="the query weighs 3 features, the effects have 2"):
+        advantage(EFFECTS, np.ones(3))
+
+
+def test_ranking_and_ties():
+    scores = np.array([[0.2, 0.9, 0.2, -1.0], [0.5, 0.5, 0.5, 0.5]])
+    assert rank(scores).tolist() == [[1, 0, 2, 3], [0, 1, 2, 3]]
+    assert best(scores).tolist() == [1, 0]
+    assert ties(scores).tolist() == [1, 4]
+    assert ties(np.array([1.0, 1.0 - 1e-12, 0.0])).tolist() == 2
+
+
+def test_the_radius_is_the_conformal_quantile_of_the_widest_contrast():
+    residuals = np.zeros((99, 2, 2))
+    residuals[:, 0, 0] = np.arange(99)
+    calibration = Calibration(residuals, draws=16)
+    # ceil(100 · 0.95) = 95th smallest of 0..98.
+    assert calibration.radius(np.array([1.0, 5.0]), 0.95) == 94
+    assert calibration.radius(np.array([-2.0, 5.0]), 0.95) == 188
+    assert calibration.effect_error(0.5) == 49
+    with pytest.raises(
+        ValueError, match=r"99 calibration states cannot support a confidence of 0.999"
+    ):
+        calibration.radius(np.ones(2), 0.999)
+    with pytest.raises(ValueError, match=r"confidence must be in \(0, 1\); got 1.5"):
+        calibration.radius(np.ones(2), 1.5)
+
+
+def test_regret_is_bounded_by_what_the_gap_leaves_of_the_radius():
+    residuals = np.zeros((99, 2, 2))
+    residuals[:, 0, 0] = 3.0
+    verdict = certify(
+        EFFECTS,
+        Query.vector([1.0, 1.0], NAMES),
+        Calibration(residuals, 16),
+        discount=0.5,
+        horizon=2,
+    )
+    assert verdict.action.tolist() == [0, 0]
+    np.testing.assert_allclose(verdict.gap, [2, 4])
+    assert verdict.radius == 3
+    np.testing.assert_allclose(verdict.regret_bound, [1, 0])
+    assert verdict.separable.tolist() == [False, True]
+    # 2Wδ with W = √2 and δ = 3; the reward is linear.
+    assert verdict.combined_bound == pytest.approx(6 * np.sqrt(2))
+    assert verdict.paper_bound == verdict.combined_bound
+    assert str(verdict).startswith("50% of 2 states separable; contrasts within ±3 at 95%")
+
+
+def test_a_reward_that_is_not_linear_widens_the_radius():
+    query = Query(np.array([1.0, 1.0]), "bent", ProjectionError(0.1, (0.0, 0.1, 0.1), 0.99, 100))
+    calibration = Calibration(np.zeros((99, 2, 2)), 16)
+    verdict = certify(EFFECTS, query, calibration, discount=0.5, horizon=2)
+    assert verdict.radius == pytest.approx(2 * 1.5 * 0.1)
+    assert verdict.combined_bound == pytest.approx(0.3)
+    assert verdict.paper_bound == pytest.approx(0.6)
+
+
+def test_coverage_is_what_it_says():
+    """On exchangeable errors of any law, the share covered is close to the confidence."""
+    rng = np.random.default_rng(0)
+    weights = rng.standard_normal(4)
+    covered = []
+    for _ in range(200):
+        errors = rng.standard_cauchy((120, 3, 4))
+        radius = Calibration(errors[:100], 16).radius(weights, 0.9)
+        covered.append(np.ptp(errors[100:] @ weights, axis=1) <= radius)
+    assert 0.88 < np.mean(covered) < 0.93
+
+
+def test_calibration_needs_draws():
+    with pytest.raises(
+        ValueError, match=r"at least 16 draws a state.*got 3; collect with draws=16"
+    ):
+        calibrate(np.zeros((5, 2, 2)), np.zeros((5, 3, 2, 2)))
+    draws = np.repeat(EFFECTS[:, None], 16, axis=1)
+    np.testing.assert_array_equal(calibrate(0 * EFFECTS, draws).residuals, EFFECTS)

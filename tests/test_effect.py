@@ -1,0 +1,280 @@
+"""The effect model on worlds small enough to know the answer."""
+
+import numpy as np
+import pytest
+
+import cqm
+from cqm.models.conditioning import input_coordinates, output_basis
+from cqm.models.effect import EffectModel
+from cqm.models.scorer import Scorer
+from cqm.models.training import Training
+from cqm.queries import Query
+from cqm.quotient import ComparisonGraph, center
+from cqm.storage import DamagedFileError
+from cqm.worlds.function import FunctionWorld
+from cqm.worlds.nuisance import Nuisance, NuisanceWorld
+
+QUICK = Training(updates=1500, learning_rate=2e-3, schedule="cosine", chunk=500)
+
+
+def pendulum_step(state, action, exogenous):
+    """An angle, a speed and a gain that no action moves but that scales what actions do."""
+    angle, speed, gain = state.T
+    speed = 0.9 * speed - 0.3 * np.sin(angle) + 0.3 * gain * action[:, 0]
+    return np.stack([angle + 0.3 * speed, speed, gain], axis=1)
+
+
+def pendulum_start(num, rng):
+    columns = [rng.uniform(-2, 2, num), rng.normal(0, 0.5, num), rng.uniform(0.5, 1.5, num)]
+    return np.stack(columns, axis=1)
+
+
+def pendulum_world(**changes):
+    settings = {
+        "candidate_actions": [[-1.0], [0.0], [1.0]],
+        "feature_names": ("angle", "speed", "gain"),
+        "observation_names": ("angle", "speed", "gain"),
+        "name": "pendulum",
+    }
+    return FunctionWorld(step=pendulum_step, initial=pendulum_start, **{**settings, **changes})
+
+
+SETTINGS = {"horizon": 6, "warmup": (0, 0)}
+
+
+@pytest.fixture(scope="module")
+def world():
+    return NuisanceWorld(pendulum_world(), Nuisance(dimension=8, seed=1))
+
+
+@pytest.fixture(scope="module")
+def branches(world):
+    return cqm.collect(world, states=3000, per_step=True, seed=1, **SETTINGS)
+
+
+@pytest.fixture(scope="module")
+def held_out(world):
+    return cqm.collect(world, states=300, draws=32, seed=2, **SETTINGS)
+
+
+@pytest.fixture(scope="module")
+def unrolled(branches):
+    return EffectModel(width=64, training=Training(**{**QUICK.__dict__, "batch_size": 64})).fit(
+        branches
+    )
+
+
+@pytest.fixture(scope="module")
+def direct(branches):
+    return EffectModel(method="direct", width=64, training=QUICK).fit(branches)
+
+
+def excess(model, held_out):
+    """Error against the expected effect, as a share of its size."""
+    draws = held_out.effects()
+    mean = draws.mean(axis=1)
+    noise = draws.var(axis=1, ddof=1).sum() / draws.shape[1]
+    error = np.sum((model.effect(held_out.observations) - mean) ** 2) - noise
+    return error / (np.sum(mean**2) - noise)
+
+
+def test_both_methods_find_the_expected_effects(direct, unrolled, held_out):
+    assert excess(direct, held_out) < 0.05
+    assert excess(unrolled, held_out) < 0.02
+
+
+def test_knowing_the_continuation_beats_averaging_it_out(direct, unrolled, held_out):
+    assert excess(unrolled, held_out) < excess(direct, held_out)
+
+
+def test_what_no_action_moves_is_kept_because_it_modulates(unrolled, world):
+    """The gain scales the effects although no action moves it."""
+    assert unrolled.basis_.shape[1] == 2
+    states = {"state": np.array([[0.0, 0.0, 0.5], [0.0, 0.0, 1.5]]), "nuisance": np.zeros((2, 8))}
+    effects = world.native_effects(unrolled.effect(world.observe(states), action=2, baseline=0))
+    assert effects[1, 0] / effects[0, 0] == pytest.approx(3, rel=0.15)
+
+
+@pytest.mark.parametrize("kind", ["direct", "unrolled"])
+def test_effects_are_centred_and_recentre_without_training(kind, request, held_out):
+    model = request.getfixturevalue(kind)
+    observations = held_out.observations[:50]
+    effects = model.effect(observations)
+    assert np.abs(effects.sum(axis=1)).max() <= 1e-12 * np.abs(effects).max()
+    reference = [0.2, 0.3, 0.5]
+    moved = model.recenter(reference).effect(observations)
+    np.testing.assert_allclose(moved, center(effects, reference), atol=1e-12)
+    with pytest.raises(ValueError, match="reference must have full support"):
+        model.recenter([0.0, 0.5, 0.5])
+    np.testing.assert_allclose(
+        model.effect(observations, action=2, baseline=0), effects[:, 2] - effects[:, 0], atol=1e-15
+    )
+
+
+def test_a_common_signal_does_not_change_what_is_learned_from(branches):
+    """A thousand times the effects, added to every branch of a family."""
+    effects = branches.effects()
+    signal = (
+        1e3 * np.abs(effects).max() * np.random.default_rng(0).standard_normal((3000, 1, 1, 11))
+    )
+    changed = center(branches.outcomes + signal)
+    assert np.abs(changed - effects).max() <= 1e-9 * np.abs(effects).max()
+
+
+@pytest.mark.parametrize("kind", ["direct", "unrolled"])
+def test_saved_models_agree_bit_for_bit_and_numpy_to_rounding(kind, request, tmp_path, held_out):
+    model = request.getfixturevalue(kind)
+    observations = held_out.observations[:40]
+    effects = model.effect(observations)
+    model.save(tmp_path)
+    np.testing.assert_array_equal(EffectModel.load(tmp_path).effect(observations), effects)
+    for scorer in (model.to_numpy(), Scorer.load(tmp_path)):
+        assert np.abs(scorer.effect(observations) - effects).max() < 1e-4 * np.abs(effects).max()
+    assert "3,000 branch families" in (tmp_path / "card.md").read_text()
+
+
+def test_damaged_models_are_refused(direct, tmp_path):
+    direct.save(tmp_path)
+    path = tmp_path / "model.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-5] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(DamagedFileError, match=r"model\.safetensors is damaged"):
+        EffectModel.load(tmp_path)
+    path.write_bytes(b"cos\nsystem\n(S'true'\ntR.")
+    with pytest.raises(DamagedFileError, match=r"model\.safetensors is damaged"):
+        EffectModel.load(tmp_path)
+
+
+def test_an_interrupted_fit_continues_to_the_same_effects(branches, tmp_path, held_out):
+    def model(updates):
+        training = Training(**{**QUICK.__dict__, "updates": updates, "schedule": "constant"})
+        return EffectModel(method="direct", width=32, training=training)
+
+    small = branches[:500]
+    whole = model(1500).fit(small).effect(held_out.observations)
+    checkpoint = tmp_path / "effect.checkpoint.safetensors"
+    model(1500).fit(small, directory=tmp_path)
+    kept = checkpoint.read_bytes()
+    assert kept
+    resumed = model(1500).fit(small, directory=tmp_path)  # finds it finished
+    np.testing.assert_array_equal(resumed.effect(held_out.observations), whole)
+
+
+def test_families_of_two_arms_teach_all_three(world, held_out):
+    pairs = cqm.collect(world, states=4500, arms=2, seed=3, **SETTINGS)
+    model = EffectModel(width=64, training=QUICK).fit(pairs)
+    assert excess(model, held_out) < 0.08
+
+
+def test_arms_that_do_not_connect_the_actions_are_refused(world):
+    pairs = cqm.collect(world, states=1, arms=2, seed=3, **SETTINGS)
+    with pytest.raises(ValueError, match="the comparison graph is not connected"):
+        EffectModel(training=QUICK).fit(pairs)
+
+
+def test_pairwise_training_on_a_graph(branches, held_out):
+    model = EffectModel(graph=ComparisonGraph.path(3), width=64, training=QUICK).fit(branches)
+    assert excess(model, held_out) < 0.06
+
+
+def test_an_ensemble_has_members_that_differ_and_is_their_mean(branches, held_out):
+    model = EffectModel(method="direct", width=32, members=3, training=QUICK).fit(branches)
+    members = model.member_effects(held_out.observations[:20])
+    assert members.shape[0] == 3
+    assert np.abs(members[0] - members[1]).max() > 1e-4
+    np.testing.assert_allclose(model.effect(held_out.observations[:20]), members.mean(axis=0))
+
+
+def test_features_that_are_not_the_observation_are_learned_through_a_latent_state():
+    world = pendulum_world(
+        features=lambda state, action, exogenous, after: np.stack(
+            [np.cos(after[:, 0]), action[:, 0] ** 2], axis=1
+        ),
+        feature_names=("upright", "cost"),
+        name="pendulum with cost",
+    )
+    branches = cqm.collect(world, states=3000, per_step=True, seed=1, **SETTINGS)
+    training = Training(**{**QUICK.__dict__, "batch_size": 64})
+    model = EffectModel(width=64, training=training).fit(branches)
+    held_out = cqm.collect(world, states=200, draws=32, seed=2, **SETTINGS)
+    assert model.network_.lift is not None
+    assert excess(model, held_out) < 0.05
+    # The first action's own cost: 1 for pushing, 0 for waiting.
+    cost = model.effect(held_out.observations, action=0, baseline=1)[:, 1]
+    np.testing.assert_allclose(cost, 1.0, atol=0.15)
+
+
+def test_queries_rank_and_act(unrolled, world, held_out):
+    observations = held_out.observations[:30]
+    query = Query.named({"angle": 1.0}, world)
+    advantages = unrolled.advantage(observations, query)
+    assert advantages.shape == (30, 3)
+    assert (unrolled.act(observations, query) == 2).all()  # pushing forward turns forward
+    assert (unrolled.rank(observations, query) == [2, 1, 0]).all()
+    both = unrolled.advantage(observations, [query, Query.named({"angle": -1.0}, world)])
+    assert both.shape == (30, 2, 3)
+    np.testing.assert_allclose(both[:, 0], advantages, atol=1e-12)
+    np.testing.assert_allclose(both[:, 1], -advantages, atol=1e-12)
+
+
+def test_certificates_hold_on_other_states(unrolled, world, held_out):
+    with pytest.raises(ValueError, match="no calibration"):
+        EffectModel().certify(held_out.observations, Query.named({"angle": 1.0}, world))
+    calibration, test = held_out.split(100)
+    unrolled.calibrate(calibration)
+    expected = test.effects().mean(axis=1)
+    for name in ("angle", "speed"):
+        query = Query.named({name: 1.0}, world)
+        verdict = unrolled.certify(test.observations, query, confidence=0.9)
+        values = expected @ query.weights
+        regret = values.max(axis=1) - np.take_along_axis(values, verdict.action[:, None], 1)[:, 0]
+        assert np.mean(regret <= verdict.regret_bound + 1e-12) >= 0.85
+        assert verdict.separable.mean() > 0.5  # an infinite bound would not separate any
+        assert verdict.radius < verdict.combined_bound <= verdict.paper_bound
+        low, high = unrolled.effect_interval(
+            test.observations, query, action=2, baseline=0, confidence=0.9
+        )
+        truth = values[:, 2] - values[:, 0]
+        assert np.mean((low <= truth) & (truth <= high)) >= 0.85
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"method": "magic"}, "method must be"),
+        ({"conditioning": "pca"}, "conditioning must be"),
+        ({"width": 0}, "width must be at least 1"),
+        ({"rank": 0}, "rank must be at least 1"),
+        ({"depth": 3}, "unknown settings"),
+    ],
+)
+def test_bad_settings_are_refused(wrong, message):
+    with pytest.raises(ValueError, match=message):
+        EffectModel(**wrong)
+
+
+def test_bad_observations_are_refused(direct):
+    with pytest.raises(ValueError, match=r"observations must be \[n, 11\]; got shape \(2, 3\)"):
+        direct.effect(np.zeros((2, 3)))
+    with pytest.raises(ValueError, match="observations must be finite"):
+        direct.effect(np.full((1, 11), np.nan))
+    with pytest.raises(ValueError, match="a contrast needs both"):
+        direct.effect(np.zeros((1, 11)), action=1)
+    with pytest.raises(ValueError, match="the model is not fitted"):
+        EffectModel().effect(np.zeros((1, 11)))
+
+
+def test_effect_conditioning_puts_what_actions_move_first(branches):
+    effects = branches.effects()
+    basis = output_basis("effect", effects)
+    assert basis.shape == (11, 2)  # angle and speed; neither the gain nor the nuisance
+    np.testing.assert_allclose(effects @ basis @ basis.T, effects, atol=1e-9)
+    inputs = input_coordinates("effect", branches.observations, effects)
+    coordinates = inputs(branches.observations)
+    assert coordinates.shape == (3000, 11)  # nothing is dropped
+    np.testing.assert_allclose(coordinates.std(axis=0), [1.0] * 2 + [0.1] * 9, rtol=1e-2)
+    white = input_coordinates("whiten", branches.observations, effects)(branches.observations)
+    np.testing.assert_allclose(np.cov(white.T), np.eye(11), atol=1e-2)
+    raw = input_coordinates("none", branches.observations, effects)(branches.observations)
+    np.testing.assert_array_equal(raw, branches.observations)
