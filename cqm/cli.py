@@ -1,4 +1,4 @@
-"""The command line: `cqm worlds`, `cqm collect`, `cqm audit`."""
+"""The command line: `cqm worlds`, `cqm collect`, `cqm audit`, `cqm fit`, `cqm query`."""
 
 from __future__ import annotations
 
@@ -141,6 +141,110 @@ class Audit:
 
 
 @dataclass(frozen=True)
+class Fit:
+    """Learn an effect model from branches; the same command continues after a stop.
+
+    Example: cqm fit reacher --out reacher-model
+    """
+
+    directory: _Directory
+    """Where the branches are."""
+    out: Path
+    """Directory for the model."""
+    calibration: Path | None = None
+    """Held-out branches with 16 draws or more, from which answers get their certificates."""
+    paper: bool = False
+    """The paper's model: raw input, rank 8, width 128, 4,000 updates."""
+    width: int = 256
+    """Of the hidden layers."""
+    members: int = 1
+    """Networks of an ensemble."""
+    seed: int = 0
+    """Of the initial networks and the batches."""
+
+    def run(self) -> int:
+        """Fit, save, and say what came out."""
+        from cqm.models.effect import EffectModel
+
+        if self.paper:
+            model = EffectModel.paper(seed=self.seed)
+        else:
+            model = EffectModel(width=self.width, members=self.members, seed=self.seed)
+        model.fit(Branches.open(self.directory), directory=self.out, show_progress=True)
+        if self.calibration is not None:
+            model.calibrate(Branches.open(self.calibration))
+        model.save(self.out)
+        print(f"{model.summary()}\nin {self.out}")
+        return 0
+
+
+@dataclass(frozen=True)
+class Ask:
+    """Rank the actions for a reward asked now, on sampled states of the model's world.
+
+    Example: cqm query reacher-model --reward="-to_target_x - 0.1 * velocity_wrist"
+    """
+
+    directory: _Directory
+    """Where the model is."""
+    reward: str
+    """A formula over the world's features; written with = where it starts with a minus."""
+    states: int = 8
+    """States to sample."""
+    confidence: float = 0.95
+    """Of the verdict, where the model is calibrated."""
+    seed: int = 0
+    """Of the sampled states."""
+    json: bool = False
+    """Print JSON instead of a table."""
+
+    def run(self) -> int:
+        """Print the ranking of every state."""
+        from cqm.collection import collect
+        from cqm.decisions import rank
+        from cqm.models.effect import EffectModel
+        from cqm.queries import Query
+        from cqm.worlds import reload_world
+
+        model = EffectModel.load(self.directory)
+        world = reload_world(model.world_)
+        query = Query.formula(self.reward, world)
+        # States as the model's own were: drawn and warmed up alike, from a seed of their own.
+        sample = collect(
+            world,
+            states=self.states,
+            horizon=1,
+            warmup=model.recipe_.warmup,
+            seed=model.recipe_.seed + 1 + self.seed,
+        )
+        observations = sample.observations
+        advantages = model.advantage(observations, query)
+        rows = [
+            {
+                "state": i,
+                "ranking": " > ".join(map(str, order.tolist())),
+                "advantages": " ".join(f"{value:+.3g}" for value in scores[order]),
+            }
+            for i, (order, scores) in enumerate(zip(rank(advantages), advantages, strict=True))
+        ]
+        trust = "not calibrated, so nothing is known of its error; see cqm fit --calibration"
+        if model.calibration_ is not None:
+            verdict = model.certify(observations, query, confidence=self.confidence)
+            trust = str(verdict)
+            for row, separable, bound in zip(
+                rows, verdict.separable, verdict.regret_bound, strict=True
+            ):
+                row["verdict"] = "separable" if separable else f"regret up to {bound:.3g}"
+        if self.json:
+            print(json.dumps({"query": str(query), "trust": trust, "states": rows}, indent=2))
+        else:
+            print(query)
+            _print_table(rows)
+            print(trust)
+        return 0
+
+
+@dataclass(frozen=True)
 class Worlds:
     """See what can be branched."""
 
@@ -158,6 +262,8 @@ Command = (
     Annotated[Worlds, tyro.conf.subcommand("worlds", prefix_name=False)]
     | Annotated[Collect, tyro.conf.subcommand("collect", prefix_name=False)]
     | Annotated[Audit, tyro.conf.subcommand("audit", prefix_name=False)]
+    | Annotated[Fit, tyro.conf.subcommand("fit", prefix_name=False)]
+    | Annotated[Ask, tyro.conf.subcommand("query", prefix_name=False)]
 )
 
 

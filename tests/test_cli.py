@@ -92,8 +92,32 @@ def test_worlds_list(capsys):
     assert "one state at a time" in rows["humanoid-run"]["cloned by"]
 
 
+def test_fit_then_query(tmp_path, capsys):
+    collect = ["collect", "cartpole-swingup", "--nuisance", "4", "--horizon", "4"]
+    assert main([*collect, "--states", "400", "--out", str(tmp_path / "train")]) == 0
+    held_out = ["--states", "60", "--draws", "16", "--seed", "1", "--out", str(tmp_path / "held")]
+    assert main([*collect, *held_out]) == 0
+    model = tmp_path / "model"
+    fit = ["fit", str(tmp_path / "train"), "--out", str(model), "--paper"]
+    assert main(fit) == 0
+    capsys.readouterr()
+    assert main(["query", str(model), "--reward=-cart_position", "--states", "3"]) == 0
+    printed = capsys.readouterr().out
+    assert "not calibrated" in printed
+    assert printed.count("0 > 1 > 2") == 3  # the cart goes left for the first action
+
+    assert main([*fit, "--calibration", str(tmp_path / "held")]) == 0  # finds it trained
+    capsys.readouterr()
+    query = ["query", str(model), "--reward=-cart_position", "--states", "3", "--json"]
+    assert main(query) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert [row["verdict"] for row in answer["states"]] == ["separable"] * 3
+    assert main(["query", str(model), "--reward=-no_such_thing"]) == 2
+    assert "no_such_thing" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
-    "command", [["collect"], ["audit"], ["worlds", "list"], ["worlds", "check"]]
+    "command", [["fit"], ["query"], ["collect"], ["audit"], ["worlds", "list"], ["worlds", "check"]]
 )
 def test_help_shows_an_example(command, capsys):
     with pytest.raises(SystemExit):
