@@ -93,7 +93,7 @@ def test_worlds_list(capsys):
 
 
 def test_fit_then_query(tmp_path, capsys):
-    collect = ["collect", "cartpole-swingup", "--nuisance", "4", "--horizon", "4"]
+    collect = ["collect", "cartpole-swingup", "--horizon", "4"]
     assert main([*collect, "--states", "400", "--out", str(tmp_path / "train")]) == 0
     held_out = ["--states", "60", "--draws", "16", "--seed", "1", "--out", str(tmp_path / "held")]
     assert main([*collect, *held_out]) == 0

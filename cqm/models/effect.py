@@ -30,7 +30,7 @@ from cqm.models.estimator import Estimator
 from cqm.models.network import Network, num_parameters
 from cqm.models.scorer import CONFIG, MODEL, Scorer, read_model_arrays
 from cqm.models.training import Training, train
-from cqm.models.unrolled import Transition, unrolled_loss
+from cqm.models.unrolled import Transition, single_step_loss, unrolled_loss
 from cqm.quotient import ComparisonGraph, as_reference, center, edge_loss
 from cqm.simulation import draw_actions
 
@@ -195,7 +195,8 @@ class EffectModel(Estimator):
                 predicted = center(predicted)
             return jnp.mean(jnp.sum((predicted - batch["targets"]) ** 2, axis=-1))
 
-        self._train(loss, rows, Training(updates=8_000, schedule="cosine"), options)
+        default = Training(updates=8_000, schedule="cosine")
+        self._train(loss, rows, self.settings.training or default, options)
 
     def _fit_unrolled(self, branches: Branches, options: Mapping[str, Any]) -> None:
         observations, steps = branches.observations, branches.step_features[:, 0]
@@ -220,8 +221,26 @@ class EffectModel(Estimator):
         def loss(network: Transition, batch: Mapping[str, Array]) -> Array:
             return unrolled_loss(network, batch, discounts, scales)
 
-        default = Training(updates=6_000, batch_size=64, learning_rate=1e-3, schedule="cosine")
-        self._train(loss, rows, default, options)
+        default = Training(updates=8_000, batch_size=64, learning_rate=5e-4, schedule="cosine")
+        if closed:
+            before = np.concatenate(
+                [
+                    np.broadcast_to(
+                        rows["inputs"][:, None, None, :num_features],
+                        (*rows["steps"].shape[:2], 1, num_features),
+                    ),
+                    rows["steps"][:, :, :-1],
+                ],
+                axis=2,
+            )
+            spread = jnp.asarray((rows["steps"] - before).std(axis=(0, 1, 2)) + 1e-6)
+
+            def one_step(network: Transition, batch: Mapping[str, Array]) -> Array:
+                return single_step_loss(network, batch, spread)
+
+            quick = replace(self.settings.training or default, batch_size=32, learning_rate=1e-3)
+            self._train(one_step, rows, quick, {**options, "name": "steps"})
+        self._train(loss, rows, self.settings.training or default, options)
 
     def _make_network(
         self, num_inputs: int, num_actions: int, num_features: int, rank: int
@@ -252,18 +271,18 @@ class EffectModel(Estimator):
         )
 
     def _train(
-        self, loss_fn: Any, rows: dict, default: Training, options: Mapping[str, Any]
+        self, loss_fn: Any, rows: dict, training: Training, options: Mapping[str, Any]
     ) -> None:
         """Train all members together, each on batches of its own."""
-        training = self.settings.training or replace(default, seed=self.settings.seed)
         members = self.settings.members
 
         def loss(networks: Any, batch: Mapping[str, Array], key: Array, target: Any) -> Array:
             own = {k: v.reshape(members, -1, *v.shape[1:]) for k, v in batch.items()}
             return jnp.sum(eqx.filter_vmap(loss_fn)(networks, own)) / members
 
-        together = replace(training, batch_size=members * training.batch_size)
-        trained = train(self.network_, loss, rows, together, name="effect", **options)
+        seed = training.seed if self.settings.training else self.settings.seed
+        together = replace(training, batch_size=members * training.batch_size, seed=seed)
+        trained = train(self.network_, loss, rows, together, **{"name": "effect", **options})
         self.network_, self.losses_ = trained.model, trained.losses
 
     def member_effects(self, observations: np.ndarray) -> np.ndarray:

@@ -69,18 +69,26 @@ class Transition(eqx.Module):
             start, context = inputs[:, : self.num_features], inputs[:, self.num_features :]
         else:
             start, context = self.lift(inputs), inputs
-        size = start.shape[-1]
-        fixed = (context @ self.first.weight[size:] + self.first.bias)[:, None]
-        start = jnp.broadcast_to(start[:, None], (*actions.shape[:2], size))
+        fixed = self._fixed(context)[:, None]
+        start = jnp.broadcast_to(start[:, None], (*actions.shape[:2], start.shape[-1]))
 
         def step(z: Array, action: Array) -> tuple[Array, Array]:
-            hidden = jax.nn.silu(z @ self.first.weight[:size] + fixed + self.embedding[action])
-            for layer in self.hidden:
-                hidden = hidden + jax.nn.silu(layer(hidden))
-            z = z + self.last(hidden)
+            z = self.step(z, fixed, action)
             return z, z[..., : self.num_features]
 
         return jax.lax.scan(step, start, jnp.moveaxis(actions, -1, 0))[1]
+
+    def step(self, z: Array, fixed: Array, action: Array) -> Array:
+        """One transition of states `[..., z]`; `fixed` is the context's part of the first layer."""
+        first = self.first.weight[: z.shape[-1]]
+        hidden = jax.nn.silu(z @ first + fixed + self.embedding[action])
+        for layer in self.hidden:
+            hidden = hidden + jax.nn.silu(layer(hidden))
+        return z + self.last(hidden)
+
+    def _fixed(self, context: Array) -> Array:
+        size = self.first.weight.shape[0] - context.shape[-1]
+        return context @ self.first.weight[size:] + self.first.bias
 
     def effects(
         self,
@@ -97,6 +105,26 @@ class Transition(eqx.Module):
         outcomes = jnp.tensordot(discounts, self.unroll(inputs, actions), 1)
         outcomes = outcomes.reshape(inputs.shape[0], draws, num_actions, -1).mean(axis=1)
         return center(outcomes * scales, reference)
+
+
+def single_step_loss(model: Transition, batch: Mapping[str, Array], spread: Array) -> Array:
+    """Error of every single step from where it really started, in units of its own size.
+
+    A good place to start unrolling from, and quicker to get to: no step waits for another.
+
+    Args:
+        model: The network, whose features are the observation.
+        batch: As for `unrolled_loss`.
+        spread: Standard deviation of a step's change, `[features]`.
+    """
+    actions = all_branches(model.embedding.shape[0], batch["continuation"])
+    size = model.num_features
+    start = jnp.broadcast_to(
+        batch["inputs"][:, None, None, :size], (*batch["steps"].shape[:2], 1, size)
+    )
+    before = jnp.concatenate([start, batch["steps"][:, :, :-1]], axis=2)
+    fixed = model._fixed(batch["inputs"][:, size:])[:, None, None]
+    return jnp.mean(((model.step(before, fixed, actions) - batch["steps"]) / spread) ** 2)
 
 
 def all_branches(num_actions: int, continuations: Array) -> Array:
