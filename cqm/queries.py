@@ -42,7 +42,7 @@ _Expression = float | str | tuple[Any, ...]  # a number, a name, or a NumPy func
 class ProjectionError:
     """How far a reward is from linear in the features, on a sample of events.
 
-    Errors are |r − wᵀφ − c|; the constant c is free, and makes the largest as small as can be.
+    Errors are of r − wᵀφ − c in size; the constant c is free, and makes the largest small.
     """
 
     supremum: float  # an estimate of ε_r, too small: a sample seldom has the worst event
