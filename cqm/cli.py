@@ -90,6 +90,8 @@ class Collect:
     recipe: tyro.conf.OmitArgPrefixes[Recipe] = field(default_factory=Recipe)
     nuisance: int = 0
     """Dimension of the autonomous process to mix in; the paper's is 64."""
+    mixing_seed: int = 0
+    """Of the mixing, which belongs to the world: the same for sets that are used together."""
     threads: int | None = None
     """Threads to simulate on; all cores by default."""
     cluster: str | None = None
@@ -100,7 +102,7 @@ class Collect:
         from cqm.collection import collect
         from cqm.worlds import load_world
 
-        world = load_world(self.world, nuisance=self.nuisance, seed=self.recipe.seed)
+        world = load_world(self.world, nuisance=self.nuisance, seed=self.mixing_seed)
         settings = {name: getattr(self.recipe, name) for name in Recipe.__dataclass_fields__}
         branches = collect(
             world,
@@ -167,6 +169,8 @@ class Fit:
         from cqm.models.effect import EffectModel
 
         if self.paper:
+            if (self.width, self.members) != (Fit.width, Fit.members):
+                raise ValueError("--paper fixes the width and the members; leave them out")
             model = EffectModel.paper(seed=self.seed)
         else:
             model = EffectModel(width=self.width, members=self.members, seed=self.seed)

@@ -3,8 +3,9 @@
 Guarantees are conformal. They rest on held-out calibration states that are exchangeable with the
 states asked about: over both, with at least the stated probability, every contrast of a query lies
 within its radius, and the regret of the chosen action within its bound. They are marginal, over
-states, not for one given state; and they are about expected effects, as far as the calibration
-set's mean over draws gives these. Noise left in that mean makes the radius larger, not smaller.
+states, not for one given state. The guarantee proper is for the mean over as many draws as the
+calibration set has; the expected effect is closer to the prediction than that mean on average,
+because the mean still has noise.
 """
 
 from __future__ import annotations
@@ -121,6 +122,15 @@ class Verdict:
         )
 
 
+def query_radius(
+    query: Query, calibration: Calibration, discount: float, horizon: int, confidence: float
+) -> float:
+    """Within which all contrasts of a query lie at once, its projection error included."""
+    error = 0.0 if query.error is None else query.error.supremum
+    projection = float(bounds.reward_projection_error(error, discount, horizon))
+    return calibration.radius(query.weights, confidence) + projection
+
+
 def certify(
     effects: np.ndarray,
     query: Query,
@@ -149,8 +159,7 @@ def certify(
     ordered = -np.sort(-advantages, axis=1)
     gap = ordered[:, 0] - ordered[:, 1]
     error = 0.0 if query.error is None else query.error.supremum
-    projection = float(bounds.reward_projection_error(error, discount, horizon))
-    radius = calibration.radius(query.weights, confidence) + projection
+    radius = query_radius(query, calibration, discount, horizon, confidence)
     delta = calibration.effect_error(confidence)
     general: dict[str, Any] = {"discount": discount, "horizon": horizon}
     norm = float(np.linalg.norm(query.weights))
@@ -186,6 +195,6 @@ def _conformal(scores: np.ndarray, confidence: float) -> float:
     if needed > len(scores):
         raise ValueError(
             f"{len(scores)} calibration states cannot support a confidence of {confidence}; "
-            f"at least {math.ceil(confidence / (1 - confidence))} are needed"
+            f"at least {math.ceil(confidence / (1 - confidence) - 1e-9)} are needed"
         )
     return float(np.sort(scores)[needed - 1])

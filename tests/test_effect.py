@@ -270,11 +270,62 @@ def test_effect_conditioning_puts_what_actions_move_first(branches):
     basis = output_basis("effect", effects)
     assert basis.shape == (11, 2)  # angle and speed; neither the gain nor the nuisance
     np.testing.assert_allclose(effects @ basis @ basis.T, effects, atol=1e-9)
-    inputs = input_coordinates("effect", branches.observations, effects)
+    inputs = input_coordinates("effect", branches.observations, effects, closed=True)
     coordinates = inputs(branches.observations)
     assert coordinates.shape == (3000, 11)  # nothing is dropped
     np.testing.assert_allclose(coordinates.std(axis=0), [1.0] * 2 + [0.1] * 9, rtol=1e-2)
-    white = input_coordinates("whiten", branches.observations, effects)(branches.observations)
+    white = input_coordinates("whiten", branches.observations, effects, closed=True)
+    white = white(branches.observations)
     np.testing.assert_allclose(np.cov(white.T), np.eye(11), atol=1e-2)
-    raw = input_coordinates("none", branches.observations, effects)(branches.observations)
-    np.testing.assert_array_equal(raw, branches.observations)
+    raw = input_coordinates("none", branches.observations, effects, closed=True)
+    np.testing.assert_array_equal(raw(branches.observations), branches.observations)
+
+
+def test_a_checkpoint_of_other_data_is_refused(branches, tmp_path):
+    training = Training(updates=20, chunk=10)
+    EffectModel(method="direct", width=8, training=training).fit(branches[:100], directory=tmp_path)
+    with pytest.raises(ValueError, match="is of another training or other data"):
+        EffectModel(method="direct", width=8, training=training).fit(
+            branches[100:200], directory=tmp_path
+        )
+
+
+def test_calibration_must_be_of_the_same_world_and_recipe(direct, world):
+    other = NuisanceWorld(pendulum_world(), Nuisance(dimension=8, seed=2))
+    branches = cqm.collect(other, states=20, draws=16, seed=2, **SETTINGS)
+    with pytest.raises(ValueError, match=r"of another world:\n  nuisance.seed: 1 -> 2"):
+        direct.calibrate(branches)
+    branches = cqm.collect(world, states=20, draws=16, horizon=5, warmup=(0, 0), seed=2)
+    with pytest.raises(ValueError, match="have horizon 5; the model learned from 6"):
+        direct.calibrate(branches)
+
+
+def test_what_unrolling_needs_is_said(world):
+    branches = cqm.collect(world, states=20, arms=2, seed=1, **SETTINGS)
+    with pytest.raises(ValueError, match=r"needs features of every step .*, and all arms in every"):
+        EffectModel(method="unrolled").fit(branches)
+    noisy = pendulum_world(exogenous=lambda num, horizon, rng: rng.random((num, horizon, 1)))
+    branches = cqm.collect(noisy, states=20, per_step=True, seed=1, **SETTINGS)
+    with pytest.raises(ValueError, match="needs a world without noise of its own"):
+        EffectModel(method="unrolled").fit(branches)
+
+
+def test_several_draws_are_several_lessons(world, held_out):
+    branches = cqm.collect(world, states=800, draws=4, per_step=True, seed=5, **SETTINGS)
+    training = Training(**{**QUICK.__dict__, "batch_size": 64})
+    model = EffectModel(width=64, training=training).fit(branches)
+    assert excess(model, held_out) < 0.03
+
+
+def test_no_states_are_no_problem(direct, unrolled):
+    for model in (direct, unrolled, unrolled.to_numpy()):
+        assert model.effect(np.empty((0, 11))).shape == (0, 3, 11)
+
+
+def test_references_and_graphs_that_do_not_fit_are_refused_before_training(branches):
+    with pytest.raises(ValueError, match="reference must be"):
+        EffectModel(reference=[0.5, 0.5]).fit(branches)
+    with pytest.raises(ValueError, match="a graph of 4 actions needs"):
+        EffectModel(graph=ComparisonGraph.path(4)).fit(branches)
+    with pytest.raises(ValueError, match="not connected"):
+        EffectModel(graph=ComparisonGraph(3, ((0, 1),))).fit(branches)

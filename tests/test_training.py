@@ -86,7 +86,7 @@ def test_metrics_are_lines_of_json(tmp_path):
 def test_checkpoints_of_something_else_are_refused(tmp_path):
     train(start(), squared_error, DATA, SETTINGS, directory=tmp_path)
     other = Training(**{**SETTINGS.__dict__, "learning_rate": 0.1})
-    with pytest.raises(ValueError, match="is of another training"):
+    with pytest.raises(ValueError, match="is of another training or other data"):
         train(start(), squared_error, DATA, other, directory=tmp_path)
     wider = Linear(3, 4, jax.random.key(0))
     with pytest.raises(ValueError, match="is of a model of another size"):

@@ -32,18 +32,18 @@ class Coordinates:
 
 
 def input_coordinates(
-    kind: Conditioning, observations: np.ndarray, effects: np.ndarray
+    kind: Conditioning, observations: np.ndarray, effects: np.ndarray, *, closed: bool
 ) -> Coordinates:
     """Coordinates of observations `[n, observations]`.
 
-    Conditioning on the effects `[..., features]` needs features that are observations; where
-    they are not, the observations are whitened.
+    Conditioning on the effects `[..., features]` needs features that are the observation of the
+    next state (`closed`); where they are not, the observations are whitened.
     """
     size = observations.shape[1]
     if kind == "none":
         return Coordinates(np.zeros(size), np.eye(size))
     shift = observations.mean(axis=0)
-    if kind == "whiten" or effects.shape[-1] != size:
+    if kind == "whiten" or not closed:
         return Coordinates(shift, _whitening(observations - shift, np.eye(size)))
     if kind != "effect":
         raise ValueError(f"conditioning must be 'none', 'whiten' or 'effect'; got {kind!r}")
@@ -73,10 +73,10 @@ def step_coordinates(
     shift, scale = moved.mean(axis=0), moved.std(axis=0) + 1e-12
     features = Coordinates(basis @ shift, basis / scale)
     if not closed:
-        return input_coordinates("whiten", observations, steps[:, None]), features
+        return input_coordinates("whiten", observations, steps, closed=False), features
     centered = observations - observations.mean(axis=0)
     rest = np.linalg.svd(basis, full_matrices=True)[0][:, basis.shape[1] :]
-    whitening = REST_SCALE * _whitening(centered - centered @ basis @ basis.T, rest)
+    whitening = REST_SCALE * _whitening(centered, rest)
     # One shift serves both parts: the features' along the basis, the observations' mean across it.
     shift = features.shift + rest @ (rest.T @ observations.mean(axis=0))
     return Coordinates(shift, np.concatenate([features.matrix, whitening], axis=1)), features

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import platform
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -20,7 +21,6 @@ import cqm
 from cqm import decisions, storage
 from cqm.branches import Branches, Recipe
 from cqm.models.conditioning import (
-    Conditioning,
     Coordinates,
     input_coordinates,
     output_basis,
@@ -28,67 +28,16 @@ from cqm.models.conditioning import (
 )
 from cqm.models.estimator import Estimator
 from cqm.models.network import Network, num_parameters
-from cqm.models.scorer import CONFIG, MODEL, Scorer, read_model_arrays
+from cqm.models.scorer import CONFIG, MODEL, Scorer, check_observations, read_model_arrays
+from cqm.models.settings import EffectSettings
 from cqm.models.training import Training, train
 from cqm.models.unrolled import Transition, single_step_loss, unrolled_loss
 from cqm.quotient import ComparisonGraph, as_reference, center, edge_loss
 from cqm.simulation import draw_actions
 
-Method = Literal["auto", "direct", "unrolled"]
 CARD = "card.md"
 _STATISTICS_FAMILIES = 20_000  # enough for means, covariances and the span of the effects
-
-
-@dataclass(frozen=True)
-class EffectSettings:
-    """How effects are learned."""
-
-    method: Method = "auto"
-    """`direct`, `unrolled`, or the second where the branches allow it."""
-    conditioning: Conditioning = "effect"
-    """Of the input: `none`, `whiten`, or `effect`: what actions move comes first."""
-    rank: int | None = None
-    """Of the shared decoder of `direct`; the rank of what effects span by default."""
-    width: int = 256
-    """Of the hidden layers."""
-    members: int = 1
-    """Networks of an ensemble, trained together and averaged."""
-    reference: tuple[float, ...] | None = None
-    """Distribution over actions that effects are centred at; uniform by default."""
-    graph: ComparisonGraph | None = None
-    """Along whose edges differences are matched, instead of centred outcomes."""
-    draws: int = 64
-    """Fresh continuations that `unrolled` averages over."""
-    training: Training | None = None
-    """Settings of the training loop; those that suit the method by default."""
-    seed: int = 0
-    """Of the initial networks, the batches and the fresh continuations."""
-
-    def __post_init__(self) -> None:
-        if self.method not in ("auto", "direct", "unrolled"):
-            raise ValueError(f"method must be 'auto', 'direct' or 'unrolled'; got {self.method!r}")
-        if self.conditioning not in ("none", "whiten", "effect"):
-            raise ValueError(
-                f"conditioning must be 'none', 'whiten' or 'effect'; got {self.conditioning!r}"
-            )
-        for name in ("width", "members", "draws"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1; got {getattr(self, name)}")
-        if self.rank is not None and self.rank < 1:
-            raise ValueError(f"rank must be at least 1; got {self.rank}")
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> EffectSettings:
-        """From `dataclasses.asdict`, after it went through JSON."""
-        values = dict(values)
-        if values["training"] is not None:
-            values["training"] = Training(**values["training"])
-        if values["graph"] is not None:
-            edges = tuple((a, b) for a, b in values["graph"]["edges"])
-            values["graph"] = ComparisonGraph(values["graph"]["num_actions"], edges)
-        if values["reference"] is not None:
-            values["reference"] = tuple(values["reference"])
-        return cls(**values)
+_STEP_FAMILIES = 2_000  # enough for the mean and the spread of a step's features
 
 
 class EffectModel(Estimator):
@@ -134,10 +83,10 @@ class EffectModel(Estimator):
         show_progress: bool | None = None,
     ) -> EffectModel:
         """Learn from branches; with a directory, an interrupted fit continues."""
+        self.network_ = self.calibration_ = None
         if len(branches) == 0:
             raise ValueError("there are no families to learn from")
-        arms = branches.arms
-        ComparisonGraph.from_families(branches.num_actions, arms).check_connected()
+        self._check(branches)
         sample = branches[:_STATISTICS_FAMILIES]
         effects = sample.effects() if self._all_arms(branches) else center(sample.outcomes)
         self.world_ = dict(branches.manifest["world"])
@@ -154,13 +103,35 @@ class EffectModel(Estimator):
             self._fit_direct(branches, effects, options)
         return self
 
+    def _check(self, branches: Branches) -> None:
+        """Refuse what could only be found wrong after training."""
+        num_actions, graph = branches.num_actions, self.settings.graph
+        as_reference(self.reference, np.empty((num_actions, 1)))
+        ComparisonGraph.from_families(num_actions, branches.arms).check_connected()
+        if graph is None:
+            return
+        if graph.num_actions != num_actions or not self._all_arms(branches):
+            raise ValueError(
+                f"a graph of {graph.num_actions} actions needs families that branch all of them; "
+                f"got {branches.num_arms} of {num_actions}"
+            )
+        graph.check_connected()
+
     def _chosen_method(self, branches: Branches) -> str:
-        if self.settings.method != "auto":
-            return self.settings.method
-        recipe = branches.recipe
-        open_loop = not isinstance(recipe.continuation, str) or recipe.continuation == "uniform"
-        possible = recipe.per_step and open_loop and self._all_arms(branches)
-        return "unrolled" if possible and self.settings.graph is None else "direct"
+        """`unrolled` where the continuation is all that is random in a branch, and known."""
+        continuation = branches.recipe.continuation
+        obstacles = {
+            "features of every step (collect with per_step=True)": not branches.recipe.per_step,
+            "all arms in every family": not self._all_arms(branches),
+            "a continuation that does not see the state": isinstance(continuation, str)
+            and continuation != "uniform",
+            "a world without noise of its own": "noise" in branches.array_names(),
+            "no comparison graph": self.settings.graph is not None,
+        }
+        missing = [what for what, absent in obstacles.items() if absent]
+        if self.settings.method == "unrolled" and missing:
+            raise ValueError(f"the method 'unrolled' needs {', and '.join(missing)}")
+        return "direct" if missing or self.settings.method == "direct" else "unrolled"
 
     def _all_arms(self, branches: Branches) -> bool:
         return branches.num_arms == branches.num_actions
@@ -169,7 +140,9 @@ class EffectModel(Estimator):
         self, branches: Branches, effects: np.ndarray, options: Mapping[str, Any]
     ) -> None:
         observations = branches.observations
-        self.inputs_ = input_coordinates(self.settings.conditioning, observations, effects)
+        self.inputs_ = input_coordinates(
+            self.settings.conditioning, observations, effects, closed=_closed(branches)
+        )
         num_inputs, num_features = self.inputs_.matrix.shape[1], self.basis_.shape[1]
         num_actions = branches.num_actions
         self._make_network(
@@ -199,9 +172,8 @@ class EffectModel(Estimator):
         self._train(loss, rows, self.settings.training or default, options)
 
     def _fit_unrolled(self, branches: Branches, options: Mapping[str, Any]) -> None:
-        observations, steps = branches.observations, branches.step_features[:, 0]
-        closed = branches.feature_names == branches.observation_names
-        flat = steps[:_STATISTICS_FAMILIES].reshape(-1, steps.shape[-1])
+        observations, closed = branches.observations, _closed(branches)
+        flat = branches[:_STEP_FAMILIES].step_features.reshape(-1, len(self.feature_names))
         self.inputs_, features = step_coordinates(observations, flat, self.basis_, closed=closed)
         # Back from standardised coordinates to those of the basis, in units of the effects' size.
         self.scales_ = 1 / np.linalg.norm(features.matrix, axis=0) / self.size_
@@ -210,11 +182,18 @@ class EffectModel(Estimator):
         rng = np.random.default_rng(self.settings.seed)
         uniforms = rng.random((self.settings.draws, branches.recipe.horizon - 1))
         self.continuations_ = draw_actions(branches.recipe, uniforms, branches.num_actions)
+        # Every draw is a row of its own. Steps are read piece by piece: only what actions move of
+        # them is kept.
+        draws = branches.recipe.draws
+        inputs = np.asarray(self.inputs_(observations), np.float32)
+        steps = [np.asarray(features(b.step_features), np.float32) for b in branches.batches()]
         rows = {
-            "inputs": np.asarray(self.inputs_(observations), np.float32),
-            "continuation": branches.continuation[:, 0, 0].astype(np.int32),
-            "steps": np.asarray(features(steps), np.float32),
+            "inputs": np.repeat(inputs, draws, axis=0),
+            "continuation": branches.continuation[:, :, 0].astype(np.int32),
+            "steps": np.concatenate(steps),
         }
+        for name in ("continuation", "steps"):
+            rows[name] = rows[name].reshape(-1, *rows[name].shape[2:])
         discounts = jnp.asarray(branches.recipe.discounts, jnp.float32)
         scales = jnp.asarray(self.scales_, jnp.float32)
 
@@ -238,7 +217,8 @@ class EffectModel(Estimator):
             def one_step(network: Transition, batch: Mapping[str, Array]) -> Array:
                 return single_step_loss(network, batch, spread)
 
-            quick = replace(self.settings.training or default, batch_size=32, learning_rate=1e-3)
+            chosen = self.settings.training or replace(default, learning_rate=1e-3)
+            quick = replace(chosen, batch_size=min(32, chosen.batch_size))
             self._train(one_step, rows, quick, {**options, "name": "steps"})
         self._train(loss, rows, self.settings.training or default, options)
 
@@ -282,25 +262,23 @@ class EffectModel(Estimator):
 
         seed = training.seed if self.settings.training else self.settings.seed
         together = replace(training, batch_size=members * training.batch_size, seed=seed)
-        trained = train(self.network_, loss, rows, together, **{"name": "effect", **options})
+        digest = hashlib.sha256(repr(self.settings).encode())
+        for name in sorted(rows):
+            digest.update(np.ascontiguousarray(rows[name]).data)
+        identity = digest.hexdigest()
+        trained = train(
+            self.network_, loss, rows, together, identity=identity, **{"name": "effect", **options}
+        )
         self.network_, self.losses_ = trained.model, trained.losses
 
     def member_effects(self, observations: np.ndarray) -> np.ndarray:
         """Effects by each member of the ensemble, `[members, n, actions, features]`."""
-        if self.network_ is None:
-            raise ValueError("the model is not fitted; call fit(branches) first")
-        observations = np.asarray(observations, float)
-        if observations.ndim != 2 or observations.shape[1] != len(self.observation_names):
-            raise ValueError(
-                f"observations must be [n, {len(self.observation_names)}]; "
-                f"got shape {observations.shape}"
-            )
-        if not np.isfinite(observations).all():
-            raise ValueError("observations must be finite; got NaN or infinity")
+        self._check_fitted()
+        observations = check_observations(observations, len(self.observation_names))
         inputs = np.asarray(self.inputs_(observations), np.float32)
         size = 1024 if isinstance(self.network_, Network) else 32
         parts = []
-        for start in range(0, len(inputs), size):
+        for start in range(0, max(1, len(inputs)), size):
             block = np.zeros((size, inputs.shape[1]), np.float32)  # one shape, compiled once
             block[: len(inputs) - start] = inputs[start : start + size]
             parts.append(np.asarray(self._predict(block), float)[:, : len(inputs) - start])
@@ -353,7 +331,7 @@ class EffectModel(Estimator):
             raise storage.DamagedFileError(f"{directory / CONFIG} is not of an effect model")
         model = cls()
         model.settings = EffectSettings.from_json(config["settings"])
-        model.reference = config["reference"]
+        model.reference = None if config["reference"] is None else tuple(config["reference"])
         model.world_, model.recipe_ = config["world"], Recipe.from_json(config["recipe"])
         model.feature_names = tuple(config["feature_names"])
         model.observation_names = tuple(config["observation_names"])
@@ -365,14 +343,16 @@ class EffectModel(Estimator):
     def summary(self) -> str:
         """What the model is, from what data, in words."""
         unrolled = isinstance(self.network_, Transition)
-        method = "steps unrolled under the continuation" if unrolled else "centred outcomes"
+        method = "steps unrolled under the continuation"
+        if not unrolled:
+            method = f"centred outcomes, input conditioning `{self.settings.conditioning}`"
         parameters = num_parameters(self.network_) // self.settings.members
         return (
             f"# Effect model of {self.world_['name']}\n\n"
             f"- learned from {self.num_families_:,} branch families "
             f"(horizon {self.recipe_.horizon}, discount {self.recipe_.discount}, "
             f"{self.recipe_.draws} draws, seed {self.recipe_.seed})\n"
-            f"- by {method}, input conditioning `{self.settings.conditioning}`\n"
+            f"- by {method}\n"
             f"- {self.settings.members} networks of {parameters:,} parameters, final loss "
             f"{self.losses_[-1]:.4g}\n"
             f"- effects of {len(self.candidate_actions_)} actions on {len(self.feature_names)} "
@@ -382,6 +362,7 @@ class EffectModel(Estimator):
 
     def _arrays(self) -> dict[str, np.ndarray]:
         """Everything that was learned, by name."""
+        self._check_fitted()
         arrays = {
             "inputs.shift": self.inputs_.shift,
             "inputs.matrix": self.inputs_.matrix,
@@ -425,12 +406,22 @@ class EffectModel(Estimator):
         static = eqx.filter(self.network_, eqx.is_array, inverse=True)
         self.network_ = eqx.combine(jax.tree.unflatten(structure, filled), static)
 
+    def _check_fitted(self) -> None:
+        if self.network_ is None:
+            raise ValueError("the model is not fitted; call fit(branches) first")
+
     def recenter(self, reference: np.ndarray | None) -> EffectModel:
         """The same model with effects centred at another reference, without training."""
+        self._check_fitted()
         other = copy.copy(self)
         other.reference = None if reference is None else tuple(map(float, reference))
         as_reference(other.reference, np.empty((len(self.candidate_actions_), 1)))
         return other
+
+
+def _closed(branches: Branches) -> bool:
+    """Whether the features are the observation of the next state."""
+    return branches.feature_names == branches.observation_names
 
 
 @eqx.filter_jit

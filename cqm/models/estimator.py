@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+from collections.abc import Mapping
 from typing import Any, Self
 
 import numpy as np
@@ -11,6 +12,7 @@ from cqm import decisions
 from cqm.branches import Branches, Recipe
 from cqm.queries import Query
 from cqm.quotient import contrast
+from cqm.shards import differences
 
 
 class Estimator(abc.ABC):
@@ -18,6 +20,7 @@ class Estimator(abc.ABC):
 
     feature_names: tuple[str, ...]
     observation_names: tuple[str, ...]
+    world_: Mapping[str, Any]  # the identity of the world it learned in
     recipe_: Recipe  # of the data it learned from
     calibration_: decisions.Calibration | None
 
@@ -60,6 +63,15 @@ class Estimator(abc.ABC):
 
     def calibrate(self, branches: Branches) -> Self:
         """Measure the model's errors on held-out branches with 16 draws or more, for `certify`."""
+        if dict(branches.manifest["world"]) != dict(self.world_):
+            changes = differences(self.world_, branches.manifest["world"])
+            raise ValueError(f"calibration branches are of another world:\n{changes}")
+        for name in ("horizon", "discount", "continuation", "warmup"):
+            got, wanted = getattr(branches.recipe, name), getattr(self.recipe_, name)
+            if got != wanted:
+                raise ValueError(
+                    f"calibration branches have {name} {got}; the model learned from {wanted}"
+                )
         predicted = self.effect(branches.observations)
         self.calibration_ = decisions.calibrate(predicted, branches.effects())
         return self
@@ -92,8 +104,11 @@ class Estimator(abc.ABC):
         Simultaneous: at the given confidence over states, the intervals of all pairs of actions
         of a state hold together.
         """
+        calibration = self._calibration()
         effects = self.effect(observations, action=action, baseline=baseline) @ query.weights
-        radius = self._calibration().radius(query.weights, confidence)
+        radius = decisions.query_radius(
+            query, calibration, self.recipe_.discount, self.recipe_.horizon, confidence
+        )
         return effects - radius, effects + radius
 
     def _calibration(self) -> decisions.Calibration:

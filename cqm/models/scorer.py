@@ -12,6 +12,7 @@ from cqm.quotient import Reference, center
 
 MODEL = "model.safetensors"
 CONFIG = "model.json"
+_ROWS = 32  # states at a time, each with all its actions and continuations
 
 
 class Scorer:
@@ -33,13 +34,16 @@ class Scorer:
 
     def effect(self, observations: np.ndarray) -> np.ndarray:
         """Effects of all actions, `[n, actions, features]`, mean over the members."""
-        observations = np.asarray(observations, float)
+        observations = check_observations(observations, len(self.arrays["inputs.shift"]))
         inputs = (observations - self.arrays["inputs.shift"]) @ self.arrays["inputs.matrix"]
         inputs = inputs.astype(np.float32)
         score_fn = self._unrolled if "continuations" in self.arrays else self._direct
         members = range(len(self.arrays["network.embedding"]))
-        coordinates = np.mean([score_fn(inputs, m).astype(float) for m in members], axis=0)
-        return center(coordinates, self.reference) @ self.arrays["basis"].T
+        blocks = [
+            np.mean([score_fn(inputs[i : i + _ROWS], m).astype(float) for m in members], axis=0)
+            for i in range(0, max(1, len(inputs)), _ROWS)
+        ]
+        return center(np.concatenate(blocks), self.reference) @ self.arrays["basis"].T
 
     def _linear(self, name: str, member: int) -> tuple[np.ndarray, np.ndarray]:
         return (
@@ -96,6 +100,16 @@ class Scorer:
         return outcomes * arrays["scales"]
 
 
+def check_observations(observations: np.ndarray, size: int) -> np.ndarray:
+    """Observations `[n, size]` as float64, all of them finite."""
+    observations = np.asarray(observations, float)
+    if observations.ndim != 2 or observations.shape[1] != size:
+        raise ValueError(f"observations must be [n, {size}]; got shape {observations.shape}")
+    if not np.isfinite(observations).all():
+        raise ValueError("observations must be finite; got NaN or infinity")
+    return observations
+
+
 def read_model_arrays(directory: Path, config: Mapping) -> dict[str, np.ndarray]:
     """The arrays of a saved model, after its checksum was verified."""
     path = directory / MODEL
@@ -109,4 +123,4 @@ def read_model_arrays(directory: Path, config: Mapping) -> dict[str, np.ndarray]
 
 
 def _silu(x: np.ndarray) -> np.ndarray:
-    return x / (1 + np.exp(-x))
+    return 0.5 * x * (1 + np.tanh(0.5 * x))

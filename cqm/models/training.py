@@ -47,8 +47,6 @@ class Training:
     """Largest norm of the gradient."""
     target_every: int = 0
     """Updates between copies to the target network; 0 for none."""
-    patience: int = 0
-    """Chunks without a better validation score before training stops; 0 to run to the end."""
     chunk: int = 250
     """Updates compiled into one call; checkpoints fall between chunks."""
     seed: int = 0
@@ -113,6 +111,7 @@ def train(
     *,
     directory: str | Path | None = None,
     name: str = "training",
+    identity: str = "",
     evaluate_fn: Callable[[Model], Mapping[str, float]] | None = None,
     show_progress: bool | None = None,
 ) -> Trained[Model]:
@@ -127,18 +126,23 @@ def train(
         directory: Where to keep a checkpoint, from which an interrupted training continues, and
             the metrics.
         name: Of the files there.
+        identity: Of model and data; a checkpoint of another is refused.
         evaluate_fn: More metrics of the model, taken after each chunk.
         show_progress: See `cqm.progress.progress`.
     """
     if isinstance(source, Mapping):
         source = InMemory({key: jnp.asarray(values) for key, values in source.items()})
     optimiser = training.optimiser()
+    # A copy, because the compiled loop takes the memory of what it is given.
+    model = jax.tree.map(lambda leaf: jnp.copy(leaf) if eqx.is_array(leaf) else leaf, model)
     state = _State(
         model,
         optimiser.init(eqx.filter(model, eqx.is_inexact_array)),
         jax.tree.map(jnp.copy, model) if training.target_every else None,
     )
-    files = _Files(Path(directory), name, training) if directory is not None else None
+    files = None
+    if directory is not None:
+        files = _Files(Path(directory), name, {**asdict(training), "identity": identity})
     step, losses = 0, list[float]()
     if files is not None:
         step, losses, state = files.load(state)
@@ -207,8 +211,8 @@ def _compiled_chunk(loss_fn: LossFn, training: Training) -> Callable:
 class _Files:
     """The checkpoint and the metrics of one training."""
 
-    def __init__(self, directory: Path, name: str, training: Training):
-        self.training = training
+    def __init__(self, directory: Path, name: str, identity: Mapping[str, Any]):
+        self.identity = identity
         self.checkpoint = storage.inside(directory, f"{name}.checkpoint.safetensors")
         self.metrics = storage.inside(directory, f"{name}.metrics.jsonl")
         directory.mkdir(parents=True, exist_ok=True)
@@ -219,7 +223,7 @@ class _Files:
         leaves = jax.tree.leaves(eqx.filter(state, eqx.is_array))
         arrays = {f"leaf.{i:04d}": np.asarray(leaf)[None] for i, leaf in enumerate(leaves)}
         arrays["losses"] = np.array(losses)
-        metadata = {"step": str(step), "training": json.dumps(asdict(self.training))}
+        metadata = {"step": str(step), "training": json.dumps(self.identity)}
         storage.write_pieces(self.checkpoint, storage.encode_arrays([arrays], metadata))
         storage.append_line(self.metrics, {"step": step, "loss": losses[-1], **metrics})
 
@@ -232,9 +236,9 @@ class _Files:
             metadata = file.metadata()
             stored = [file.get_tensor(f"leaf.{i:04d}")[0] for i in range(len(leaves))]
             losses = file.get_tensor("losses").tolist()
-        if json.loads(metadata["training"]) != asdict(self.training):
+        if json.loads(metadata["training"]) != self.identity:
             raise ValueError(
-                f"{self.checkpoint} is of another training ({metadata['training']}); "
+                f"{self.checkpoint} is of another training or other data; "
                 "remove it or choose another directory"
             )
         if any(old.shape != new.shape for old, new in zip(stored, leaves, strict=True)):

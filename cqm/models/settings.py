@@ -1,0 +1,68 @@
+"""Settings of the effect model, saved beside every fitted one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from cqm.models.conditioning import Conditioning
+from cqm.models.training import Training
+from cqm.quotient import ComparisonGraph
+
+Method = Literal["auto", "direct", "unrolled"]
+
+
+@dataclass(frozen=True)
+class EffectSettings:
+    """How effects are learned."""
+
+    method: Method = "auto"
+    """`direct`, `unrolled`, or the second where the branches allow it."""
+    conditioning: Conditioning = "effect"
+    """Of the input: `none`, `whiten`, or `effect`: what actions move comes first."""
+    rank: int | None = None
+    """Of the shared decoder of `direct`; the rank of what effects span by default."""
+    width: int = 256
+    """Of the hidden layers."""
+    members: int = 1
+    """Networks of an ensemble, trained together and averaged."""
+    reference: tuple[float, ...] | None = None
+    """Distribution over actions that effects are centred at; uniform by default."""
+    graph: ComparisonGraph | None = None
+    """Along whose edges differences are matched, instead of centred outcomes."""
+    draws: int = 64
+    """Fresh continuations that `unrolled` averages over."""
+    training: Training | None = None
+    """Settings of the training loop, the seed included; those that suit the method by default.
+    `unrolled` trains twice with them, on single steps and then on whole branches."""
+    seed: int = 0
+    """Of the initial networks, the fresh continuations and, by default, the batches."""
+
+    def __post_init__(self) -> None:
+        if self.method not in ("auto", "direct", "unrolled"):
+            raise ValueError(f"method must be 'auto', 'direct' or 'unrolled'; got {self.method!r}")
+        if self.conditioning not in ("none", "whiten", "effect"):
+            raise ValueError(
+                f"conditioning must be 'none', 'whiten' or 'effect'; got {self.conditioning!r}"
+            )
+        for name in ("width", "members", "draws"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1; got {getattr(self, name)}")
+        if self.rank is not None and self.rank < 1:
+            raise ValueError(f"rank must be at least 1; got {self.rank}")
+        if self.reference is not None:
+            object.__setattr__(self, "reference", tuple(map(float, self.reference)))
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> EffectSettings:
+        """From `dataclasses.asdict`, after it went through JSON."""
+        values = dict(values)
+        if values["training"] is not None:
+            values["training"] = Training(**values["training"])
+        if values["graph"] is not None:
+            edges = tuple((a, b) for a, b in values["graph"]["edges"])
+            values["graph"] = ComparisonGraph(values["graph"]["num_actions"], edges)
+        if values["reference"] is not None:
+            values["reference"] = tuple(values["reference"])
+        return cls(**values)
