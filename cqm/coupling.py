@@ -8,7 +8,7 @@ against what theory predicts for it.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -27,44 +27,10 @@ from cqm.simulation import (
 )
 from cqm.storage import DamagedFileError
 from cqm.worlds import reload_world
-from cqm.worlds.base import World, take
+from cqm.worlds.base import Check, Report, World, take
 
 AUDIT = "audit.json"
 _STANDARD_ERRORS = 5.0  # a right set fails a statistical check about once in two million
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One line of a certificate."""
-
-    check: str
-    passed: bool
-    figures: str
-
-
-@dataclass(frozen=True)
-class Certificate:
-    """What an audit found; prints as a table, is true when every check passed."""
-
-    branches: str
-    families: int
-    findings: tuple[Finding, ...]
-
-    @property
-    def passed(self) -> bool:
-        """Whether every check passed."""
-        return all(finding.passed for finding in self.findings)
-
-    def __bool__(self) -> bool:
-        return self.passed
-
-    def __str__(self) -> str:
-        width = max(len(finding.check) for finding in self.findings)
-        lines = [f"{self.branches}, {self.families} families looked at"]
-        for finding in self.findings:
-            mark = "ok  " if finding.passed else "FAIL"
-            lines.append(f"  {mark}  {finding.check:<{width}}  {finding.figures}".rstrip())
-        return "\n".join(lines)
 
 
 def audit(
@@ -74,7 +40,7 @@ def audit(
     policy: Policy | None = None,
     families: int = 64,
     seed: int = 0,
-) -> Certificate:
+) -> Report:
     """Check a sample of stored families; the result is stored beside the manifest.
 
     Args:
@@ -87,12 +53,12 @@ def audit(
     try:
         branches.verify()
     except DamagedFileError as error:
-        return _certificate(branches, 0, [Finding("checksums", False, str(error))])
+        return _certificate(branches, 0, [Check("checksums", False, str(error))])
     plan = _plan_of(branches, world or reload_world(branches.manifest["world"]), policy)
     rng = np.random.default_rng(seed)
     sample = _sample(branches, families, rng)
-    findings = [
-        Finding("checksums", True, f"{len(branches):,} families intact"),
+    checks = [
+        Check("checksums", True, f"{len(branches):,} families intact"),
         _replay(plan, sample),
         _collected_again(plan, branches, rng),
         _duplicate_arm(plan, sample, rng),
@@ -101,11 +67,11 @@ def audit(
         *_nuisance_variance(plan, sample, rng),
         *_continuation_variance(plan, sample, rng),
     ]
-    return _certificate(branches, len(sample), findings)
+    return _certificate(branches, len(sample), checks)
 
 
-def _certificate(branches: Branches, looked_at: int, findings: list[Finding]) -> Certificate:
-    certificate = Certificate(repr(branches), looked_at, tuple(findings))
+def _certificate(branches: Branches, looked_at: int, checks: list[Check]) -> Report:
+    certificate = Report(f"{branches}, {looked_at} families looked at", tuple(checks))
     if branches.directory is not None:
         storage.write_json(
             Path(branches.directory) / AUDIT, {"passed": certificate.passed, **asdict(certificate)}
@@ -159,20 +125,20 @@ def _outcomes(plan: Plan, sample: Branches, arms: np.ndarray, draw: int = 0) -> 
     return discounted(result.features, plan.recipe.discounts)
 
 
-def _replay(plan: Plan, sample: Branches) -> Finding:
+def _replay(plan: Plan, sample: Branches) -> Check:
     again = np.stack(
         [_outcomes(plan, sample, sample.arms, draw) for draw in range(plan.recipe.draws)], axis=1
     )
     stored = sample.array("outcome")
     wrong, worst = int((again != stored).any(axis=(1, 2, 3)).sum()), np.abs(again - stored).max()
-    return Finding(
+    return Check(
         "stored families replay bit for bit",
         wrong == 0,
         f"{wrong} of {len(sample)} differ" + (f", by up to {worst:.2g}" if wrong else ""),
     )
 
 
-def _collected_again(plan: Plan, branches: Branches, rng: np.random.Generator) -> Finding:
+def _collected_again(plan: Plan, branches: Branches, rng: np.random.Generator) -> Check:
     index = branches.index
     block = int(rng.choice(index)) // BLOCK
     rows = np.flatnonzero(index // BLOCK == block)
@@ -185,45 +151,43 @@ def _collected_again(plan: Plan, branches: Branches, rng: np.random.Generator) -
         for name in stored.array_names()
         if not np.array_equal(stored.array(name), fresh[name][kept])
     )
-    return Finding(
+    return Check(
         "a block collected again from its seed is identical",
         not wrong,
         f"block {block}, {len(rows)} families" + (f": {', '.join(wrong)} differ" if wrong else ""),
     )
 
 
-def _duplicate_arm(plan: Plan, sample: Branches, rng: np.random.Generator) -> Finding:
+def _duplicate_arm(plan: Plan, sample: Branches, rng: np.random.Generator) -> Check:
     arms = np.repeat(rng.integers(sample.num_actions, size=(len(sample), 1)), 2, axis=1)
     effects = center(_outcomes(plan, sample, arms))
     worst = np.abs(effects).max()
-    return Finding(
-        "a duplicated arm has no effect", bool(worst == 0), f"largest effect {worst:.2g}"
-    )
+    return Check("a duplicated arm has no effect", bool(worst == 0), f"largest effect {worst:.2g}")
 
 
-def _permuted_arms(plan: Plan, sample: Branches, rng: np.random.Generator) -> Finding:
+def _permuted_arms(plan: Plan, sample: Branches, rng: np.random.Generator) -> Check:
     order = rng.permutation(sample.arms.shape[1])
     permuted = _outcomes(plan, sample, sample.arms[:, order])
     wrong = int((permuted != sample.array("outcome")[:, 0][:, order]).any(axis=(1, 2)).sum())
-    return Finding(
+    return Check(
         "permuting the arms permutes the outcomes", wrong == 0, f"{wrong} of {len(sample)} differ"
     )
 
 
-def _common_signal(sample: Branches, rng: np.random.Generator) -> Finding:
+def _common_signal(sample: Branches, rng: np.random.Generator) -> Check:
     outcomes = sample.outcomes
     effects = center(outcomes)
     size = np.abs(effects).max()
     signal = 1000 * size * rng.standard_normal((*effects.shape[:2], 1, effects.shape[3]))
     change = np.abs(center(outcomes + signal) - effects).max() / max(size, 1e-300)
-    return Finding(
+    return Check(
         "a signal a thousand times the effects cancels",
         bool(change <= 1e-9),
         f"relative {change:.1e}",
     )
 
 
-def _nuisance_variance(plan: Plan, sample: Branches, rng: np.random.Generator) -> list[Finding]:
+def _nuisance_variance(plan: Plan, sample: Branches, rng: np.random.Generator) -> list[Check]:
     """Stored branches share the nuisance; independent copies would add twice its variance."""
     nuisance = plan.nuisance
     if nuisance is None:
@@ -232,7 +196,7 @@ def _nuisance_variance(plan: Plan, sample: Branches, rng: np.random.Generator) -
         sample.array("nuisance"), plan.recipe.discounts
     )  # [n, draws, arms or 1, dimension]
     spread = float(np.ptp(common, axis=2).max())
-    shared = Finding(
+    shared = Check(
         "the branches of a family share one nuisance", spread == 0, f"spread {spread:.2g}"
     )
     # Given the start, a discounted sum weighs the noise of step j by Σ_{k≥j} γᵏ pᵏ⁻ʲ.
@@ -250,7 +214,7 @@ def _nuisance_variance(plan: Plan, sample: Branches, rng: np.random.Generator) -
     effect = np.var(center(sample.array("outcome")), axis=(0, 1, 2)).mean()
     return [
         shared,
-        Finding(
+        Check(
             "independent nuisance would add twice its variance",
             bool(deviation < _STANDARD_ERRORS),
             f"{added:.3f} measured, {predicted:.3f} predicted, {deviation:.1f} standard errors; "
@@ -259,7 +223,7 @@ def _nuisance_variance(plan: Plan, sample: Branches, rng: np.random.Generator) -
     ]
 
 
-def _continuation_variance(plan: Plan, sample: Branches, rng: np.random.Generator) -> list[Finding]:
+def _continuation_variance(plan: Plan, sample: Branches, rng: np.random.Generator) -> list[Check]:
     """Var_independent = Var_shared + 2 Cov_shared for the difference of two arms, given a state."""
     if plan.policy is not None or plan.recipe.horizon == 1:
         return []
@@ -288,7 +252,7 @@ def _continuation_variance(plan: Plan, sample: Branches, rng: np.random.Generato
     error = gap.std(ddof=1) / np.sqrt(num) if num > 1 else np.inf
     deviation = abs(gap.mean()) / max(error, 1e-12)
     return [
-        Finding(
+        Check(
             "independent continuation would add twice the covariance",
             bool(deviation < _STANDARD_ERRORS),
             f"variance of a difference {together.mean():.3g} shared, {apart.mean():.3g} "

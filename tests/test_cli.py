@@ -26,7 +26,7 @@ def test_collect_then_audit(tmp_path, capsys):
     assert main(["audit", str(out), "--families", "16"]) == 0
     assert "stored families replay bit for bit" in capsys.readouterr().out
     assert main(["audit", str(out), "--json"]) == 0
-    assert all(f["passed"] for f in json.loads(capsys.readouterr().out)["findings"])
+    assert all(f["passed"] for f in json.loads(capsys.readouterr().out)["checks"])
 
 
 def test_recipe_fields_are_flags(tmp_path):
@@ -80,7 +80,7 @@ def test_worlds_check(capsys):
     assert main(["worlds", "check", "reacher-easy"]) == 0
     assert "ok    clone fidelity and shared noise" in capsys.readouterr().out
     assert main(["worlds", "check", "CartPole-v1", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["cloning"] == "deepcopy"
+    assert json.loads(capsys.readouterr().out)["title"] == "CartPole-v1 (cloned by deepcopy)"
 
 
 @pytest.mark.slow

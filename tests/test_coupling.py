@@ -15,11 +15,11 @@ SETTINGS = {"states": 300, "horizon": 6, "seed": 3}
 
 
 def findings(certificate):
-    return {finding.check: finding for finding in certificate.findings}
+    return {finding.name: finding for finding in certificate.checks}
 
 
 def failed(certificate):
-    return {finding.check for finding in certificate.findings if not finding.passed}
+    return {finding.name for finding in certificate.checks if not finding.passed}
 
 
 def noisy_world(name="drift"):
@@ -51,10 +51,10 @@ def test_a_collected_set_passes_and_the_result_is_stored(name, tmp_path):
     certificate = cqm.audit(branches)
     assert certificate, str(certificate)
     assert certificate.passed
-    assert len(certificate.findings) == 9
+    assert len(certificate.checks) == 9
     stored = json.loads((tmp_path / "audit.json").read_text())
     assert stored["passed"] is True
-    assert [f["check"] for f in stored["findings"]] == list(findings(certificate))
+    assert [f["name"] for f in stored["checks"]] == list(findings(certificate))
     assert cqm.Branches.open(tmp_path)  # the certificate does not disturb the set
 
 
@@ -94,7 +94,7 @@ def test_an_arm_with_a_continuation_of_its_own_is_noticed(tmp_path):
     rewrite(tmp_path, 0, spoil)
     certificate = cqm.audit(cqm.Branches.open(tmp_path))
     assert "stored families replay bit for bit" in failed(certificate)
-    assert "64 of 64 differ" in findings(certificate)["stored families replay bit for bit"].figures
+    assert "64 of 64 differ" in findings(certificate)["stored families replay bit for bit"].detail
     assert json.loads((tmp_path / "audit.json").read_text())["passed"] is False
 
 
@@ -130,7 +130,7 @@ def test_paired_variance_is_measured_against_its_prediction():
         "independent continuation would add twice the covariance"
     ]
     assert finding.passed
-    figures = re.findall(r"[\d.e+-]+(?= shared| independent| predicted)", finding.figures)
+    figures = re.findall(r"[\d.e+-]+(?= shared| independent| predicted)", finding.detail)
     shared, independent, predicted = map(float, figures)
     assert shared < 1e-12
     # In units of the outcome's own spread, two independent copies have twice its variance.

@@ -9,8 +9,8 @@ import pytest
 from cqm.worlds import check_world, load_world
 from cqm.worlds.base import (
     Check,
-    ContractReport,
     PerThread,
+    Report,
     Rollout,
     Status,
     World,
@@ -281,10 +281,10 @@ def test_features_that_come_and_go_are_a_difference(some):
 
 def test_report_prints_a_table_and_is_false_when_a_check_failed():
     checks = (Check("short", True, ""), Check("longer name", False, "it broke"))
-    report = ContractReport("mine", "copy", checks)
+    report = Report("mine (cloned by copy)", checks)
     assert not report
     assert str(report) == ("mine (cloned by copy)\n  ok    short\n  FAIL  longer name  it broke")
-    assert ContractReport("mine", "copy", checks[:1])
+    assert Report("mine (cloned by copy)", checks[:1])
 
 
 def test_one_control_gets_its_bounds_and_their_middle():

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cqm.worlds.base import ContractReport, Rollout, States, Status, World, check_world
+from cqm.worlds.base import Report, Rollout, States, Status, World, check_world
 
 __all__ = [
-    "ContractReport",
+    "Report",
     "Rollout",
     "States",
     "Status",

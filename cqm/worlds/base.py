@@ -171,7 +171,7 @@ def prototype_actions(
 
 @dataclass(frozen=True)
 class Check:
-    """One line of a contract report."""
+    """One line of a report."""
 
     name: str
     passed: bool
@@ -179,11 +179,10 @@ class Check:
 
 
 @dataclass(frozen=True)
-class ContractReport:
-    """What `check_world` found; prints as a table, is true when every check passed."""
+class Report:
+    """What some checks found; prints as a table, is true when every check passed."""
 
-    world: str
-    cloning: str
+    title: str
     checks: tuple[Check, ...]
 
     @property
@@ -196,14 +195,14 @@ class ContractReport:
 
     def __str__(self) -> str:
         width = max(len(check.name) for check in self.checks)
-        lines = [f"{self.world} (cloned by {self.cloning})"]
+        lines = [self.title]
         for check in self.checks:
             mark = "ok  " if check.passed else "FAIL"
             lines.append(f"  {mark}  {check.name:<{width}}  {check.detail}".rstrip())
         return "\n".join(lines)
 
 
-def check_world(world: World, *, num: int = 6, horizon: int = 5, seed: int = 0) -> ContractReport:
+def check_world(world: World, *, num: int = 6, horizon: int = 5, seed: int = 0) -> Report:
     """Run the world contract on anybody's world.
 
     A world that passes can be branched: the same state, noise and controls give the same
@@ -230,9 +229,9 @@ def check_world(world: World, *, num: int = 6, horizon: int = 5, seed: int = 0) 
 
     record("declaration", lambda: _declaration_problem(world))
     if not checks[-1].passed:
-        name = getattr(world, "name", type(world).__name__)
-        return ContractReport(name, getattr(world, "cloning", "unknown"), tuple(checks))
+        return Report(getattr(world, "name", type(world).__name__), tuple(checks))
 
+    title = f"{world.name} (cloned by {world.cloning})"
     try:
         states = world.reset(num, rng(0))
         actions = rng(1).integers(len(world.candidate_actions), size=(num, horizon))
@@ -241,7 +240,7 @@ def check_world(world: World, *, num: int = 6, horizon: int = 5, seed: int = 0) 
         original = world.rollout(states, controls, noise)
     except Exception as error:
         checks.append(Check("runs", False, f"raised {type(error).__name__}: {error}"))
-        return ContractReport(world.name, world.cloning, tuple(checks))
+        return Report(title, tuple(checks))
 
     def runs() -> str:
         expected = (num, horizon, len(world.feature_names))
@@ -330,7 +329,7 @@ def check_world(world: World, *, num: int = 6, horizon: int = 5, seed: int = 0) 
     record("duplicate arms are identical", duplicate_arms)
     record("batch order does not matter", order_independence)
     record("threads do not matter", thread_independence)
-    return ContractReport(world.name, world.cloning, tuple(checks))
+    return Report(title, tuple(checks))
 
 
 def _declaration_problem(world: World) -> str:

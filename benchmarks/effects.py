@@ -1,0 +1,99 @@
+"""Accuracy of effect models against what is reachable, at the paper's data budget.
+
+For each world: 20,000 training states with one draw, and 500 held-out states with 64 draws, which
+tell the expected effects, how much of a label is noise, and what the best possible answers score.
+
+    python -m benchmarks.effects --worlds reacher-easy --models paper default
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+os.environ.setdefault("MUJOCO_GL", "disable")
+
+import numpy as np
+import tyro
+
+import cqm
+from benchmarks.branching import write_csv
+
+MODELS = {"paper": cqm.EffectModel.paper, "default": cqm.EffectModel}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What to measure."""
+
+    worlds: tuple[str, ...] = ("cartpole-swingup", "reacher-easy", "cheetah-run", "walker-walk")
+    """Suite tasks."""
+    models: tuple[str, ...] = ("paper", "default")
+    """Which models."""
+    states: int = 20_000
+    """Training states."""
+    seed: int = 7
+    """Of data, mixing and models."""
+    directory: Path = Path("runs/effects")
+    """Where branches are kept, so that a second run does not collect them again."""
+    out: Path = Path("benchmarks/results/effects.csv")
+    """Where to write the figures."""
+
+
+def main(settings: Settings) -> None:
+    rows = []
+    for name in settings.worlds:
+        world = cqm.load_world(name, nuisance=64, seed=settings.seed)
+        where = settings.directory / f"{name}-{settings.states}-{settings.seed}"
+        training = cqm.collect(
+            world, out=where, states=settings.states, per_step=True, seed=settings.seed
+        )
+        held_out = cqm.collect(
+            world, out=f"{where}-held-out", states=500, draws=64, seed=settings.seed + 1000
+        )
+        rng = np.random.default_rng(0)
+        directions = rng.standard_normal((16, len(world.native.feature_names)))
+        directions /= np.linalg.norm(directions, axis=1, keepdims=True)
+        weights = world.mixed_weights(directions)
+        for kind in settings.models:
+            started = time.perf_counter()
+            model = MODELS[kind](seed=settings.seed).fit(training, show_progress=True)
+            seconds = time.perf_counter() - started
+            scores = score(model.effect(held_out.observations), held_out.effects(), weights)
+            rows.append({"world": name, "model": kind, **scores, "fit_seconds": round(seconds)})
+            print({k: round(v, 5) if isinstance(v, float) else v for k, v in rows[-1].items()})
+    versions = {name: version(name) for name in ("jax", "mujoco", "numpy")}
+    shared = {"states": settings.states, "seed": settings.seed, **versions}
+    write_csv(settings.out, [{**row, **shared} for row in rows])
+    print(f"written to {settings.out}")
+
+
+def score(predicted: np.ndarray, draws: np.ndarray, weights: np.ndarray) -> dict[str, float]:
+    """Errors and accuracy of predicted effects `[n, actions, d]` on `[n, draws, actions, d]`."""
+    num_draws, num_actions = draws.shape[1:3]
+    mean = draws.mean(axis=1)
+    noise = float(draws.var(axis=1, ddof=1).sum(axis=(1, 2)).mean())
+    total = float((draws**2).sum(axis=(2, 3)).mean())
+    error = float(((predicted - mean) ** 2).sum(axis=(1, 2)).mean()) - noise / num_draws
+    size = float((mean**2).sum(axis=(1, 2)).mean()) - noise / num_draws
+    best = (draws @ weights.T).argmax(axis=2)  # [n, draws, queries]
+    # The best answer for a draw knows the others, not the draw itself.
+    others = (num_draws * mean[:, None] - draws) / (num_draws - 1)
+    ceiling = float(((others @ weights.T).argmax(axis=2) == best).mean())
+    accuracy = float(((predicted @ weights.T).argmax(axis=1)[:, None] == best).mean())
+    chance = 1 / num_actions
+    return {
+        "noise_floor": noise / total,
+        "nmse": float(((predicted[:, None] - draws) ** 2).sum(axis=(2, 3)).mean()) / total,
+        "excess_error": error / size,
+        "accuracy": accuracy,
+        "accuracy_ceiling": ceiling,
+        "share_of_ceiling": (accuracy - chance) / (ceiling - chance),
+    }
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Settings, description=__doc__))
