@@ -81,15 +81,9 @@ def collect(
                 advance(sum(len(plan.block_states(b)) for b in plan.blocks(index)))
         else:
             for index, blocks in _simulate_shards(plan, missing, threads, blocks_per_task, advance):
-                shards.write_shard(
-                    directory,
-                    index,
-                    shards.encode_shard(
-                        [block.arrays for block in blocks], index, digest, dropped(blocks)
-                    ),
-                    sum(len(block) for block in blocks),
-                    dropped(blocks),
-                )
+                lost = dropped(blocks)
+                pieces = shards.encode_shard([b.arrays for b in blocks], index, digest, lost)
+                shards.write_shard(directory, index, pieces, sum(map(len, blocks)), lost)
     return Branches.open(directory)
 
 

@@ -270,14 +270,14 @@ def test_effect_conditioning_puts_what_actions_move_first(branches):
     basis = output_basis("effect", effects)
     assert basis.shape == (11, 2)  # angle and speed; neither the gain nor the nuisance
     np.testing.assert_allclose(effects @ basis @ basis.T, effects, atol=1e-9)
-    inputs = input_coordinates("effect", branches.observations, effects, closed=True)
+    inputs = input_coordinates("effect", branches.observations, basis, closed=True)
     coordinates = inputs(branches.observations)
     assert coordinates.shape == (3000, 11)  # nothing is dropped
     np.testing.assert_allclose(coordinates.std(axis=0), [1.0] * 2 + [0.1] * 9, rtol=1e-2)
-    white = input_coordinates("whiten", branches.observations, effects, closed=True)
+    white = input_coordinates("whiten", branches.observations, basis, closed=True)
     white = white(branches.observations)
     np.testing.assert_allclose(np.cov(white.T), np.eye(11), atol=1e-2)
-    raw = input_coordinates("none", branches.observations, effects, closed=True)
+    raw = input_coordinates("none", branches.observations, basis, closed=True)
     np.testing.assert_array_equal(raw(branches.observations), branches.observations)
 
 

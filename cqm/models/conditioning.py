@@ -32,12 +32,12 @@ class Coordinates:
 
 
 def input_coordinates(
-    kind: Conditioning, observations: np.ndarray, effects: np.ndarray, *, closed: bool
+    kind: Conditioning, observations: np.ndarray, basis: np.ndarray, *, closed: bool
 ) -> Coordinates:
     """Coordinates of observations `[n, observations]`.
 
-    Conditioning on the effects `[..., features]` needs features that are the observation of the
-    next state (`closed`); where they are not, the observations are whitened.
+    Conditioning on the `basis` of the effects needs features that are the observation of the next
+    state (`closed`); where they are not, the observations are whitened.
     """
     size = observations.shape[1]
     if kind == "none":
@@ -47,14 +47,9 @@ def input_coordinates(
         return Coordinates(shift, _whitening(observations - shift, np.eye(size)))
     if kind != "effect":
         raise ValueError(f"conditioning must be 'none', 'whiten' or 'effect'; got {kind!r}")
-    spectrum = effect_spectrum(effects.reshape(-1, *effects.shape[-2:]))
-    rank = moved_rank(spectrum.energies)
-    moved, rest = spectrum.directions[:rank].T, spectrum.directions[rank:].T
     centered = observations - shift
-    matrix = np.concatenate(
-        [_whitening(centered, moved), REST_SCALE * _whitening(centered, rest)], axis=1
-    )
-    return Coordinates(shift, matrix)
+    rest = REST_SCALE * _whitening(centered, _complement(basis))
+    return Coordinates(shift, np.concatenate([_whitening(centered, basis), rest], axis=1))
 
 
 def step_coordinates(
@@ -73,9 +68,9 @@ def step_coordinates(
     shift, scale = moved.mean(axis=0), moved.std(axis=0) + 1e-12
     features = Coordinates(basis @ shift, basis / scale)
     if not closed:
-        return input_coordinates("whiten", observations, steps, closed=False), features
+        return input_coordinates("whiten", observations, basis, closed=False), features
     centered = observations - observations.mean(axis=0)
-    rest = np.linalg.svd(basis, full_matrices=True)[0][:, basis.shape[1] :]
+    rest = _complement(basis)
     whitening = REST_SCALE * _whitening(centered, rest)
     # One shift serves both parts: the features' along the basis, the observations' mean across it.
     shift = features.shift + rest @ (rest.T @ observations.mean(axis=0))
@@ -93,6 +88,11 @@ def output_basis(kind: Conditioning, effects: np.ndarray) -> np.ndarray:
 def moved_rank(energies: np.ndarray) -> int:
     """The number of directions that actions move."""
     return max(1, int(np.sum(energies > _NEGLIGIBLE * energies[0])))
+
+
+def _complement(basis: np.ndarray) -> np.ndarray:
+    """An orthonormal basis of all directions that a basis leaves out."""
+    return np.linalg.svd(basis, full_matrices=True)[0][:, basis.shape[1] :]
 
 
 def _whitening(centered: np.ndarray, basis: np.ndarray) -> np.ndarray:

@@ -31,7 +31,7 @@ from cqm.models.network import Network, num_parameters
 from cqm.models.scorer import CONFIG, MODEL, Scorer, check_observations, read_model_arrays
 from cqm.models.settings import EffectSettings
 from cqm.models.training import Training, train
-from cqm.models.unrolled import Transition, single_step_loss, unrolled_loss
+from cqm.models.unrolled import Transition, before_steps, single_step_loss, unrolled_loss
 from cqm.quotient import ComparisonGraph, as_reference, center, edge_loss
 from cqm.simulation import draw_actions
 
@@ -100,7 +100,7 @@ class EffectModel(Estimator):
         if self._chosen_method(branches) == "unrolled":
             self._fit_unrolled(branches, options)
         else:
-            self._fit_direct(branches, effects, options)
+            self._fit_direct(branches, options)
         return self
 
     def _check(self, branches: Branches) -> None:
@@ -136,12 +136,10 @@ class EffectModel(Estimator):
     def _all_arms(self, branches: Branches) -> bool:
         return branches.num_arms == branches.num_actions
 
-    def _fit_direct(
-        self, branches: Branches, effects: np.ndarray, options: Mapping[str, Any]
-    ) -> None:
+    def _fit_direct(self, branches: Branches, options: Mapping[str, Any]) -> None:
         observations = branches.observations
         self.inputs_ = input_coordinates(
-            self.settings.conditioning, observations, effects, closed=_closed(branches)
+            self.settings.conditioning, observations, self.basis_, closed=_closed(branches)
         )
         num_inputs, num_features = self.inputs_.matrix.shape[1], self.basis_.shape[1]
         num_actions = branches.num_actions
@@ -202,17 +200,7 @@ class EffectModel(Estimator):
 
         default = Training(updates=8_000, batch_size=64, learning_rate=5e-4, schedule="cosine")
         if closed:
-            before = np.concatenate(
-                [
-                    np.broadcast_to(
-                        rows["inputs"][:, None, None, :num_features],
-                        (*rows["steps"].shape[:2], 1, num_features),
-                    ),
-                    rows["steps"][:, :, :-1],
-                ],
-                axis=2,
-            )
-            spread = jnp.asarray((rows["steps"] - before).std(axis=(0, 1, 2)) + 1e-6)
+            spread = jnp.std(rows["steps"] - before_steps(rows), axis=(0, 1, 2)) + 1e-6
 
             def one_step(network: Transition, batch: Mapping[str, Array]) -> Array:
                 return single_step_loss(network, batch, spread)

@@ -10,6 +10,7 @@ mean over continuations drawn afresh.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -118,13 +119,17 @@ def single_step_loss(model: Transition, batch: Mapping[str, Array], spread: Arra
         spread: Standard deviation of a step's change, `[features]`.
     """
     actions = all_branches(model.embedding.shape[0], batch["continuation"])
-    size = model.num_features
-    start = jnp.broadcast_to(
-        batch["inputs"][:, None, None, :size], (*batch["steps"].shape[:2], 1, size)
-    )
-    before = jnp.concatenate([start, batch["steps"][:, :, :-1]], axis=2)
-    fixed = model._fixed(batch["inputs"][:, size:])[:, None, None]
-    return jnp.mean(((model.step(before, fixed, actions) - batch["steps"]) / spread) ** 2)
+    fixed = model._fixed(batch["inputs"][:, model.num_features :])[:, None, None]
+    reached = model.step(before_steps(batch), fixed, actions)
+    return jnp.mean(((reached - batch["steps"]) / spread) ** 2)
+
+
+def before_steps(batch: Mapping[str, Any]) -> Array:
+    """Features that every step starts from, in the shape of `steps`: the input's own at first."""
+    steps = batch["steps"]
+    start = batch["inputs"][:, None, None, : steps.shape[-1]]
+    start = jnp.broadcast_to(start, (*steps.shape[:2], 1, steps.shape[-1]))
+    return jnp.concatenate([start, steps[:, :, :-1]], axis=2)
 
 
 def all_branches(num_actions: int, continuations: Array) -> Array:
