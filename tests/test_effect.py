@@ -302,7 +302,7 @@ def test_calibration_must_be_of_the_same_world_and_recipe(direct, world):
 
 def test_what_unrolling_needs_is_said(world):
     branches = cqm.collect(world, states=20, arms=2, seed=1, **SETTINGS)
-    with pytest.raises(ValueError, match=r"needs features of every step .*, and all arms in every"):
+    with pytest.raises(ValueError, match=r"needs features of every step"):
         EffectModel(method="unrolled").fit(branches)
     noisy = pendulum_world(exogenous=lambda num, horizon, rng: rng.random((num, horizon, 1)))
     branches = cqm.collect(noisy, states=20, per_step=True, seed=1, **SETTINGS)

@@ -122,7 +122,6 @@ class EffectModel(Estimator):
         continuation = branches.recipe.continuation
         obstacles = {
             "features of every step (collect with per_step=True)": not branches.recipe.per_step,
-            "all arms in every family": not self._all_arms(branches),
             "a continuation that does not see the state": isinstance(continuation, str)
             and continuation != "uniform",
             "a world without noise of its own": "noise" in branches.array_names(),
@@ -187,6 +186,7 @@ class EffectModel(Estimator):
         steps = [np.asarray(features(b.step_features), np.float32) for b in branches.batches()]
         rows = {
             "inputs": np.repeat(inputs, draws, axis=0),
+            "arms": np.repeat(branches.arms.astype(np.int32), draws, axis=0),
             "continuation": branches.continuation[:, :, 0].astype(np.int32),
             "steps": np.concatenate(steps),
         }

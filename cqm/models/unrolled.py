@@ -101,7 +101,8 @@ class Transition(eqx.Module):
     ) -> Array:
         """Mean centred outcomes over continuations `[draws, horizon − 1]`, `[n, actions, d]`."""
         num_actions, draws = self.embedding.shape[0], continuations.shape[0]
-        actions = all_branches(num_actions, continuations).reshape(1, draws * num_actions, -1)
+        first = jnp.broadcast_to(jnp.arange(num_actions), (draws, num_actions))
+        actions = all_branches(first, continuations).reshape(1, draws * num_actions, -1)
         actions = jnp.broadcast_to(actions, (inputs.shape[0], *actions.shape[1:]))
         outcomes = jnp.tensordot(discounts, self.unroll(inputs, actions), 1)
         outcomes = outcomes.reshape(inputs.shape[0], draws, num_actions, -1).mean(axis=1)
@@ -118,7 +119,7 @@ def single_step_loss(model: Transition, batch: Mapping[str, Array], spread: Arra
         batch: As for `unrolled_loss`.
         spread: Standard deviation of a step's change, `[features]`.
     """
-    actions = all_branches(model.embedding.shape[0], batch["continuation"])
+    actions = all_branches(batch["arms"], batch["continuation"])
     fixed = model._fixed(batch["inputs"][:, model.num_features :])[:, None, None]
     reached = model.step(before_steps(batch), fixed, actions)
     return jnp.mean(((reached - batch["steps"]) / spread) ** 2)
@@ -132,12 +133,11 @@ def before_steps(batch: Mapping[str, Any]) -> Array:
     return jnp.concatenate([start, steps[:, :, :-1]], axis=2)
 
 
-def all_branches(num_actions: int, continuations: Array) -> Array:
-    """Every first action before every continuation, `[..., actions, horizon]`."""
-    shape = (*continuations.shape[:-1], num_actions, 1)
-    first = jnp.broadcast_to(jnp.arange(num_actions)[:, None], shape)
-    rest = jnp.broadcast_to(continuations[..., None, :], (*shape[:-1], continuations.shape[-1]))
-    return jnp.concatenate([first, rest], axis=-1)
+def all_branches(first: Array, continuations: Array) -> Array:
+    """Every first action `[..., arms]` before its continuation, `[..., arms, horizon]`."""
+    shape = (*first.shape, continuations.shape[-1])
+    rest = jnp.broadcast_to(continuations[..., None, :], shape)
+    return jnp.concatenate([first[..., None], rest], axis=-1)
 
 
 def unrolled_loss(
@@ -147,12 +147,13 @@ def unrolled_loss(
 
     Args:
         model: The network.
-        batch: `inputs` `[n, inputs]`, `continuation` `[n, horizon − 1]` and the standardised
-            features of every step, `steps` `[n, actions, horizon, features]`.
+        batch: `inputs` `[n, inputs]`, the first actions that were branched, `arms` `[n, arms]`,
+            `continuation` `[n, horizon − 1]` and the standardised features of every step, `steps`
+            `[n, arms, horizon, features]`.
         discounts: `[horizon]`.
         scales: From standardised features to units of the effects' size, `[features]`.
     """
-    actions = all_branches(model.embedding.shape[0], batch["continuation"])
+    actions = all_branches(batch["arms"], batch["continuation"])
     predicted = model.unroll(batch["inputs"], actions)
     target = jnp.moveaxis(batch["steps"], 2, 0)
     difference = jnp.tensordot(discounts, predicted - target, 1) * scales
