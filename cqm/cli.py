@@ -1,13 +1,14 @@
-"""The command line: `cqm worlds`, `cqm collect`, `cqm audit`, `cqm fit`, `cqm query`."""
+"""The command line; `cqm --help` lists the commands."""
 
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import tyro
 
@@ -249,6 +250,62 @@ class Ask:
 
 
 @dataclass(frozen=True)
+class Reproduce:
+    """Reproduce the paper's experiments; the same command continues after a stop.
+
+    Example: cqm reproduce --preset quick --out runs/quick
+    """
+
+    preset: Literal["quick", "paper", "smoke"] = "quick"
+    """paper: five seeds at full size, hours. quick: one seed, minutes. smoke: seconds."""
+    domains: tuple[str, ...] | None = None
+    """Some of the four domains only."""
+    seeds: tuple[int, ...] | None = None
+    """Other seeds than the preset's."""
+    methods: tuple[str, ...] | None = None
+    """Some methods only; any with its input conditioned as in world+effect."""
+    out: Path | None = None
+    """Directory of the run; runs/PRESET by default."""
+
+    def run(self) -> int:
+        """Run what is not done yet, and say where the report is; 1 where a job failed."""
+        from cqm.experiments.protocol import preset
+        from cqm.experiments.run import reproduce
+
+        out = self.out or Path("runs") / self.preset
+        protocol = preset(self.preset).restricted(self.domains, self.seeds, self.methods)
+        command = shlex.join(["cqm", "reproduce", *_arguments(self)])
+        outcome = reproduce(protocol, out, command=command, show_progress=True)
+        Report(out).run()
+        for job, problem in outcome.failed:
+            print(f"failed: {job.method} on {job.domain}, seed {job.seed}: {problem}")
+        return 1 if outcome.failed else 0
+
+
+@dataclass(frozen=True)
+class Report:
+    """Write tables, figures and the report of a run, also of one that is not complete.
+
+    Example: cqm report runs/quick
+    """
+
+    directory: _Directory
+    """Directory of the run."""
+
+    def run(self) -> int:
+        """Write them, and print a summary and where the report is."""
+        from cqm.experiments import figures, tables
+        from cqm.report import write_report
+
+        tables.write_tables(self.directory)
+        figures.write_figures(self.directory)
+        report = write_report(self.directory)
+        print(tables.summary(self.directory))
+        print(f"report: {report}")
+        return 0
+
+
+@dataclass(frozen=True)
 class Worlds:
     """See what can be branched."""
 
@@ -268,6 +325,8 @@ Command = (
     | Annotated[Audit, tyro.conf.subcommand("audit", prefix_name=False)]
     | Annotated[Fit, tyro.conf.subcommand("fit", prefix_name=False)]
     | Annotated[Ask, tyro.conf.subcommand("query", prefix_name=False)]
+    | Annotated[Reproduce, tyro.conf.subcommand("reproduce", prefix_name=False)]
+    | Annotated[Report, tyro.conf.subcommand("report", prefix_name=False)]
 )
 
 
@@ -288,6 +347,17 @@ def main(args: Sequence[str] | None = None) -> int:
     except (ValueError, OSError, RuntimeError, ImportError) as error:
         print(f"cqm: {error}", file=sys.stderr)
         return 2
+
+
+def _arguments(command: Any) -> list[str]:
+    """The arguments that were given, as they would be given again."""
+    arguments = []
+    for option in fields(command):
+        value = getattr(command, option.name)
+        if value != option.default:
+            values = value if isinstance(value, tuple) else (value,)
+            arguments += [f"--{option.name}", *map(str, values)]
+    return arguments
 
 
 def _print_table(rows: Sequence[dict[str, Any]]) -> None:

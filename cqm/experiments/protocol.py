@@ -1,0 +1,173 @@
+"""The paper's protocol as data, and smaller versions of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from cqm.models.training import Training
+
+DOMAINS = ("cartpole-swingup", "reacher-easy", "cheetah-run", "walker-walk")
+PAPER = ("cqm", "world", "sf", "direct", "task-td", "cocoa")
+LIMITS = ("oracle", "zero", "random")
+SEEDS = (7, 8, 9, 10, 11)
+_REWARDS = 2_024  # stream of the reward directions, which are the same for every seed
+
+
+@dataclass(frozen=True)
+class Job:
+    """One method on one domain with one seed; or `ceilings`, what could have been reached."""
+
+    domain: str
+    seed: int
+    method: str
+
+    @property
+    def base_method(self) -> str:
+        """The method without its conditioning: `world` of `world+effect`."""
+        return self.method.partition("+")[0]
+
+    @property
+    def conditioning(self) -> str:
+        """Of the input: `effect` of `world+effect`, and `none` where nothing is said."""
+        return self.method.partition("+")[2] or "none"
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Methods and the seeds they run with; stages run one after the other."""
+
+    methods: tuple[str, ...]
+    seeds: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """Everything that decides a score, apart from the code."""
+
+    preset: str
+    stages: tuple[Stage, ...]
+    domains: tuple[str, ...] = DOMAINS
+    states: int = 20_000
+    test_states: int = 4_000
+    ceiling_states: int = 500
+    ceiling_draws: int = 64
+    horizon: int = 12
+    discount: float = 0.95
+    nuisance: int = 64
+    training_rewards: int = 32
+    test_rewards: int = 16
+    training: Training = field(default_factory=Training)
+
+    def jobs(self) -> list[Job]:
+        """In the order in which they run: stage by stage, what is known soonest first."""
+        return [
+            Job(domain, seed, method)
+            for stage in self.stages
+            for seed in stage.seeds
+            for domain in self.domains
+            for method in stage.methods
+        ]
+
+    def restricted(
+        self,
+        domains: Sequence[str] | None = None,
+        seeds: Sequence[int] | None = None,
+        methods: Sequence[str] | None = None,
+    ) -> Protocol:
+        """Some domains, seeds and methods only; methods and seeds may also be new ones."""
+        protocol = self
+        if domains is not None:
+            unknown = sorted(set(domains) - set(DOMAINS))
+            if unknown:
+                raise ValueError(f"unknown domains {unknown}; available: {list(DOMAINS)}")
+            protocol = replace(protocol, domains=tuple(d for d in DOMAINS if d in domains))
+        stages = protocol.stages
+        if methods is not None:
+            wanted = [*methods, "ceilings"]
+            stages = tuple(
+                Stage(tuple(m for m in stage.methods if m in wanted), stage.seeds)
+                for stage in stages
+            )
+            known = {method for stage in stages for method in stage.methods}
+            added = tuple(m for m in methods if m not in known)
+            if added:
+                stages = (*stages, Stage(added, self.stages[0].seeds))
+        if seeds is not None:
+            stages = tuple(Stage(stage.methods, tuple(seeds)) for stage in stages)
+        return replace(protocol, stages=stages)
+
+    def branch_sets(self, seed: int) -> dict[str, dict[str, Any]]:
+        """Recipes of the branches that all methods of a seed share."""
+        shared = {"horizon": self.horizon, "discount": self.discount}
+        return {
+            "training": {**shared, "states": self.states, "per_step": True, "seed": seed},
+            "test": {**shared, "states": self.test_states, "seed": seed + 1_000},
+            "ceiling": {
+                **shared,
+                "states": self.ceiling_states,
+                "draws": self.ceiling_draws,
+                "seed": seed + 2_000,
+            },
+        }
+
+    def rewards(self, domain: str, num_features: int) -> tuple[np.ndarray, np.ndarray]:
+        """Training and held-out directions in native features, unit vectors, `[rewards, d]` each.
+
+        One set for each domain, whatever the seed: drawn for each seed anew they would move the
+        scores by more than the paper's intervals.
+        """
+        rng = np.random.default_rng([_REWARDS, *domain.encode()])
+        num = self.training_rewards + self.test_rewards
+        directions = rng.standard_normal((num, num_features))
+        directions /= np.linalg.norm(directions, axis=1, keepdims=True)
+        return directions[: self.training_rewards], directions[self.training_rewards :]
+
+    def fixed(self) -> dict[str, Any]:
+        """What all jobs of one run directory must agree on."""
+        values = asdict(self)
+        for name in ("preset", "stages", "domains"):
+            del values[name]
+        return values
+
+
+def preset(name: str) -> Protocol:
+    """`paper`: all of it. `quick`: one seed, some minutes on two cores. `smoke`: seconds.
+
+    >>> preset("paper").states, len(preset("quick").jobs())
+    (20000, 44)
+    """
+    first = ("ceilings", *LIMITS, *PAPER)
+    if name == "paper":
+        conditioned = tuple(f"{method}+effect" for method in PAPER)
+        return Protocol(
+            "paper",
+            (
+                Stage(first, SEEDS),
+                Stage(("default",), SEEDS),
+                Stage(conditioned, SEEDS[:3]),
+                Stage(("world-ensemble",), SEEDS[:3]),
+            ),
+        )
+    if name == "quick":
+        return Protocol(
+            "quick",
+            (Stage((*first, "cqm+effect"), SEEDS[:1]),),
+            states=4_000,
+            test_states=1_000,
+            training=Training(updates=1_000),
+        )
+    if name == "smoke":
+        return Protocol(
+            "smoke",
+            (Stage(first, SEEDS[:1]),),
+            states=64,
+            test_states=32,
+            ceiling_states=8,
+            ceiling_draws=16,
+            training=Training(updates=8, batch_size=16, chunk=4),
+        )
+    raise ValueError(f"unknown preset {name!r}; available: ['paper', 'quick', 'smoke']")

@@ -1,0 +1,175 @@
+"""One job of the benchmark: fit a method and score it on held-out states."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from cqm import storage
+from cqm.branches import Branches
+from cqm.decisions import advantage
+from cqm.experiments import metrics
+from cqm.experiments.baselines import METHODS, Lesson, Predictor
+from cqm.experiments.protocol import Job, Protocol
+from cqm.quotient import center
+from cqm.worlds import reload_world
+
+SCORES = (
+    "accuracy",
+    "regret",
+    "effect_nmse",
+    "absolute_nmse",
+    "correlation",
+    "excess_error",
+    "expected_accuracy",
+    "expected_regret",
+)
+
+
+def do_job(
+    protocol: Protocol, job: Job, sets: Mapping[str, Branches], directory: Path
+) -> dict[str, Any]:
+    """The record of a job: rows for each of the benchmark's CSV files, and where time went."""
+    world = reload_world(sets["test"].manifest["world"])
+    training, held_out = (
+        world.mixed_weights(directions)
+        for directions in protocol.rewards(job.domain, len(world.native.feature_names))
+    )
+    clock = _Clock()
+    if job.method == "ceilings":
+        record = _ceilings(sets, held_out)
+        return {**record, "seconds": clock.lap("evaluation").seconds}
+    lesson = Lesson(
+        branches=sets["training"],
+        rewards=training,
+        training=replace(protocol.training, seed=job.seed),
+        conditioning=job.conditioning,
+        directory=directory,
+        show_progress=False,
+    )
+    predictor = METHODS[job.base_method](lesson)
+    clock.lap("training")
+    record = _scores(predictor, sets, held_out)
+    record["curves"] = _curve(directory)
+    return {**record, "seconds": clock.lap("evaluation").seconds}
+
+
+def _ceilings(sets: Mapping[str, Branches], weights: np.ndarray) -> dict[str, Any]:
+    many = sets["ceiling"]
+    effects = many.effects()
+    values = advantage(sets["test"].outcomes[:, 0], weights)
+    best = metrics.ceilings(effects, values, weights)
+    size = {"actions": many.num_actions, "states": len(many), "draws": many.recipe.draws}
+    energies = metrics.spectrum(effects[:, 0])
+    return {
+        "ceilings": [{**size, **asdict(best)}],
+        "spectrum": [
+            {"index": i + 1, "energy": float(energy)}
+            for i, energy in enumerate(energies)
+            if energy > 1e-12
+        ],
+    }
+
+
+def _scores(
+    predictor: Predictor, sets: Mapping[str, Branches], weights: np.ndarray
+) -> dict[str, Any]:
+    test, many = sets["test"], sets["ceiling"]
+    outcomes, effects, draws = test.outcomes[:, 0], test.effects()[:, 0], many.effects()
+    values, truth = advantage(outcomes, weights), advantage(effects, weights)
+    expected = advantage(draws.mean(axis=1), weights)
+    vectors, predicted = _predict(predictor, test, weights)
+    vectors_of_many, answers = _predict(predictor, many, weights)
+    row: dict[str, float | None] = dict.fromkeys(SCORES)
+    row["accuracy"] = metrics.accuracy(predicted, truth)
+    row["regret"] = metrics.normalised_regret(predicted, truth, values)
+    row["correlation"] = _defined(metrics.correlation(predicted, truth))
+    row["expected_accuracy"] = metrics.accuracy(answers, expected)
+    row["expected_regret"] = metrics.normalised_regret(answers, expected, values)
+    if vectors is not None and vectors_of_many is not None:
+        row["effect_nmse"] = metrics.nmse(center(vectors), effects)
+        row["excess_error"] = metrics.excess_error(center(vectors_of_many), draws)
+        if predictor.absolute:
+            row["absolute_nmse"] = metrics.nmse(vectors, outcomes)
+    centres = (metrics.ALIGNMENT_EDGES[1:] + metrics.ALIGNMENT_EDGES[:-1]) / 2
+    shares = metrics.regret_cdf(predicted, truth, values)
+    return {
+        "scores": [row],
+        "regret_cdf": [
+            {"regret": float(regret), "share": share}
+            for regret, share in zip(metrics.REGRET_GRID, shares, strict=True)
+        ],
+        "alignment": [
+            {"oracle": float(centres[i]), "predicted": float(centres[j]), "count": count}
+            for i, j, count in metrics.alignment(predicted, truth)
+        ],
+    }
+
+
+def _predict(
+    predictor: Predictor, branches: Branches, weights: np.ndarray
+) -> tuple[np.ndarray | None, np.ndarray]:
+    """Predicted vectors, where the method has any, and scores `[n, queries, actions]`."""
+    vectors = predictor.outcomes(branches)
+    if vectors is None:
+        return None, predictor.values(branches, weights)
+    return vectors, advantage(vectors, weights)
+
+
+def _defined(value: float) -> float | None:
+    return None if np.isnan(value) else value
+
+
+def _curve(directory: Path) -> list[dict[str, Any]]:
+    """How the loss went, from the checkpoint of the last part of a training."""
+    paths = sorted(directory.glob("*.checkpoint.safetensors"), key=lambda p: p.stat().st_mtime_ns)
+    if not paths:
+        return []
+    with storage.open_arrays(paths[-1]) as file:
+        losses, updates = file.get_tensor("losses"), int(file.metadata()["step"])
+    steps = np.linspace(0, updates, len(losses) + 1)[1:].astype(int)
+    return [
+        {"step": int(step), "loss": float(loss), "accuracy": None}
+        for step, loss in zip(steps, losses, strict=True)
+    ]
+
+
+class _Clock:
+    """Seconds by what they went into; compilation is taken out of whatever caused it."""
+
+    def __init__(self) -> None:
+        self.seconds = {"compilation": 0.0, "training": 0.0, "evaluation": 0.0}
+        self._last, self._counted = time.monotonic(), _compilation.seconds
+
+    def lap(self, part: str) -> _Clock:
+        now, compiled = time.monotonic(), _compilation.seconds
+        self.seconds[part] += now - self._last - (compiled - self._counted)
+        self.seconds["compilation"] += compiled - self._counted
+        self._last, self._counted = now, compiled
+        return self
+
+
+class _Compilation:
+    """All seconds that this process spent in compiling."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        jax.monitoring.register_event_duration_secs_listener(self._listen)
+
+    def _listen(self, event: str, duration: float, **_: Any) -> None:
+        if event in _COMPILING:
+            self.seconds += duration
+
+
+_COMPILING = (
+    "/jax/core/compile/jaxpr_trace_duration",
+    "/jax/core/compile/jaxpr_to_mlir_module_duration",
+    "/jax/core/compile/backend_compile_duration",
+)
+_compilation = _Compilation()

@@ -1,0 +1,146 @@
+"""The benchmark end to end at its smallest: what is done stays done, whatever happens."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from cqm import storage
+from cqm.experiments import records
+from cqm.experiments.protocol import DOMAINS, PAPER, SEEDS, Job, preset
+from cqm.experiments.run import job_directory, reproduce
+
+METHODS = ("cqm", "oracle", "zero", "random")
+SMALL = preset("smoke").restricted(["cartpole-swingup"], None, METHODS)
+FILES = ("scores", "ceilings", "curves", "regret_cdf", "spectrum", "alignment")
+
+
+def rows_of(directory, name):
+    return records.read_csv(directory / f"{name}.csv", records.COLUMNS[f"{name}.csv"])
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("run")
+    outcome = reproduce(SMALL, directory)
+    assert outcome.failed == ()
+    return directory
+
+
+def test_scores_of_the_limits_are_what_they_must_be(finished):
+    rows = {row["method"]: row for row in rows_of(finished, "scores")}
+    assert set(rows) == set(METHODS)
+    assert rows["oracle"]["accuracy"] == 1.0
+    assert rows["oracle"]["regret"] == 0.0
+    assert rows["oracle"]["correlation"] == pytest.approx(1.0)
+    assert rows["zero"]["accuracy"] == pytest.approx(1 / 3)
+    assert rows["zero"]["effect_nmse"] == 1.0
+    assert np.isnan(rows["zero"]["correlation"])
+    assert rows["zero"]["ceiling_share"] == pytest.approx(0.0, abs=1e-12)
+    assert abs(rows["random"]["accuracy"] - 1 / 3) < 0.1
+
+
+def test_every_file_is_there(finished):
+    for name in FILES:
+        assert rows_of(finished, name), name
+    times = storage.read_json(finished / "times.json")
+    parts = [times[name] for name in ("physics", "compilation", "training", "evaluation", "rest")]
+    assert all(part >= 0 for part in parts)
+    assert sum(parts) == pytest.approx(times["wall"] * len(os.sched_getaffinity(0)))
+
+
+def test_shares_of_energy_add_up(finished):
+    energies = [row["energy"] for row in rows_of(finished, "spectrum")]
+    assert sum(energies) == pytest.approx(1.0)
+    assert np.all(np.diff(energies) <= 0)
+    assert len(energies) <= 5  # no more than the native dimension, though 69 are observed
+
+
+def test_repeating_a_finished_run_changes_nothing(finished):
+    before = {name: (finished / f"{name}.csv").read_bytes() for name in FILES}
+    record = job_directory(finished, Job("cartpole-swingup", 7, "cqm")) / "record.json"
+    stamp = record.stat().st_mtime_ns
+    reproduce(SMALL, finished)
+    assert record.stat().st_mtime_ns == stamp
+    assert {name: (finished / f"{name}.csv").read_bytes() for name in FILES} == before
+
+
+def test_another_protocol_in_the_same_directory_is_refused(finished):
+    with pytest.raises(ValueError, match=r"other protocol \(states\)"):
+        reproduce(replace(SMALL, states=65), finished)
+
+
+def test_a_failed_job_is_reported_and_tried_again(tmp_path):
+    protocol = SMALL.restricted(None, None, ["oracle", "zero"])
+    in_the_way = job_directory(tmp_path, Job("cartpole-swingup", 7, "zero"))
+    in_the_way.parent.mkdir(parents=True)
+    in_the_way.write_text("not a directory")
+    outcome = reproduce(protocol, tmp_path)
+    assert [job.method for job, _ in outcome.failed] == ["zero"]
+    assert storage.read_json(tmp_path / "run.json")["failed"][0]["method"] == "zero"
+    assert [row["method"] for row in rows_of(tmp_path, "scores")] == ["oracle"]
+    in_the_way.unlink()
+    assert reproduce(protocol, tmp_path).failed == ()
+    assert storage.read_json(tmp_path / "run.json")["failed"] == []
+    assert len(rows_of(tmp_path, "scores")) == 2
+
+
+@pytest.mark.slow
+def test_killed_at_random_instants_the_tables_are_the_same(finished, tmp_path):
+    rng = random.Random(0)
+    command = [sys.executable, "-m", "cqm.cli", "reproduce", "--preset", "smoke"]
+    command += ["--domains", "cartpole-swingup", "--methods", *METHODS, "--out", str(tmp_path)]
+    for attempt in range(20):
+        process = subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL)
+        try:
+            process.wait(timeout=rng.uniform(2, 10) if attempt < 5 else 300)
+        except subprocess.TimeoutExpired:
+            os.kill(process.pid, signal.SIGKILL)
+            process.wait()
+            time.sleep(0.2)
+        else:
+            break
+    assert process.returncode == 0
+    for name in FILES:
+        expected = (finished / f"{name}.csv").read_bytes()
+        assert (tmp_path / f"{name}.csv").read_bytes() == expected, name
+
+
+def test_presets_are_the_papers_protocol():
+    paper = preset("paper")
+    assert paper.domains == DOMAINS
+    assert paper.stages[0].seeds == SEEDS == (7, 8, 9, 10, 11)
+    assert set(PAPER) <= set(paper.stages[0].methods)
+    assert (paper.states, paper.test_states, paper.training.updates) == (20_000, 4_000, 4_000)
+    assert (paper.horizon, paper.discount, paper.nuisance) == (12, 0.95, 64)
+
+
+def test_rewards_are_fixed_unit_vectors_for_each_domain():
+    training, held_out = preset("paper").rewards("reacher-easy", 6)
+    assert training.shape == (32, 6)
+    assert held_out.shape == (16, 6)
+    np.testing.assert_allclose(np.linalg.norm([*training, *held_out], axis=1), 1)
+    again = preset("quick").rewards("reacher-easy", 6)
+    np.testing.assert_array_equal(training, again[0])
+    assert not np.allclose(training, preset("paper").rewards("walker-walk", 6)[0])
+
+
+def test_restricting_refuses_what_it_does_not_know(tmp_path):
+    with pytest.raises(ValueError, match=r"unknown domains \['walker'\]"):
+        preset("quick").restricted(domains=["walker"])
+    for method in ("dreamer", "cqm+magic"):
+        with pytest.raises(ValueError, match="unknown methods"):
+            reproduce(preset("smoke").restricted(methods=[method]), tmp_path)
+
+
+def test_a_method_may_be_added_with_its_conditioning():
+    protocol = preset("quick").restricted(["reacher-easy"], [3], ["world+whiten"])
+    jobs = [job for job in protocol.jobs() if job.method != "ceilings"]
+    assert jobs == [Job("reacher-easy", 3, "world+whiten")]
+    assert (jobs[0].base_method, jobs[0].conditioning) == ("world", "whiten")
