@@ -22,6 +22,8 @@ import tyro
 
 import cqm
 from benchmarks.branching import write_csv
+from cqm.decisions import advantage
+from cqm.experiments import metrics
 
 MODELS = {"paper": cqm.EffectModel.paper, "default": cqm.EffectModel}
 
@@ -80,7 +82,7 @@ def main(settings: Settings) -> None:
             model = MODELS.get(kind, cqm.EffectModel)(seed=settings.seed)
             model.fit(branches, directory=f"{where}-{kind}".replace(" ", "-"), show_progress=True)
             model.calibrate(calibration)
-            scores = score(model.effect(held_out.observations), held_out.effects(), queries)
+            scores = score(model, held_out, queries)
             trust = judge(model, held_out, queries)
             rows.append({"world": name, "model": kind, **scores, **trust})
             print({k: round(v, 5) if isinstance(v, float) else v for k, v in rows[-1].items()})
@@ -90,28 +92,26 @@ def main(settings: Settings) -> None:
     print(f"written to {settings.out}")
 
 
-def score(predicted: np.ndarray, draws: np.ndarray, queries: list) -> dict[str, float]:
-    """Errors and accuracy of predicted effects `[n, actions, d]` on `[n, draws, actions, d]`."""
-    num_draws, num_actions = draws.shape[1:3]
+def score(model: cqm.EffectModel, held_out: cqm.Branches, queries: list) -> dict[str, float]:
+    """Errors and accuracy on every draw of held-out states, beside what could be reached."""
     weights = np.stack([query.weights for query in queries])
-    mean = draws.mean(axis=1)
-    noise = float(draws.var(axis=1, ddof=1).sum(axis=(1, 2)).mean())
-    total = float((draws**2).sum(axis=(2, 3)).mean())
-    error = float(((predicted - mean) ** 2).sum(axis=(1, 2)).mean()) - noise / num_draws
-    size = float((mean**2).sum(axis=(1, 2)).mean()) - noise / num_draws
-    best = (draws @ weights.T).argmax(axis=2)  # [n, draws, queries]
-    # The best answer for a draw knows the others, not the draw itself.
-    others = (num_draws * mean[:, None] - draws) / (num_draws - 1)
-    ceiling = float(((others @ weights.T).argmax(axis=2) == best).mean())
-    accuracy = float(((predicted @ weights.T).argmax(axis=1)[:, None] == best).mean())
-    chance = 1 / num_actions
+    effects, predicted = held_out.effects(), model.effect(held_out.observations)
+    values = advantage(held_out.outcomes[:, 0], weights)
+    best = metrics.ceilings(effects, values, weights)
+    answer = advantage(predicted, weights)
+    draws = range(effects.shape[1])
+    accuracy = np.mean(
+        [metrics.accuracy(answer, advantage(effects[:, draw], weights)) for draw in draws]
+    )
     return {
-        "noise_floor": noise / total,
-        "nmse": float(((predicted[:, None] - draws) ** 2).sum(axis=(2, 3)).mean()) / total,
-        "excess_error": error / size,
-        "accuracy": accuracy,
-        "accuracy_ceiling": ceiling,
-        "share_of_ceiling": (accuracy - chance) / (ceiling - chance),
+        "noise_floor": best.noise_floor,
+        "nmse": metrics.nmse(predicted[:, None], effects),
+        "excess_error": metrics.excess_error(predicted, effects),
+        "accuracy": float(accuracy),
+        "accuracy_ceiling": best.accuracy_ceiling,
+        "share_of_ceiling": metrics.ceiling_share(
+            float(accuracy), best.accuracy_ceiling, held_out.num_actions
+        ),
     }
 
 
