@@ -1,0 +1,31 @@
+"""The methods compared, by name; a new one is a file and a line here."""
+
+from collections.abc import Callable
+
+from cqm.experiments.baselines.base import Lesson, Predictor
+from cqm.experiments.baselines.chance import RandomChoice
+from cqm.experiments.baselines.cocoa import Cocoa
+from cqm.experiments.baselines.direct_value import DirectValue
+from cqm.experiments.baselines.oracle import Oracle
+from cqm.experiments.baselines.quotient_model import DefaultModel, QuotientModel
+from cqm.experiments.baselines.successor_features import SuccessorFeatures
+from cqm.experiments.baselines.task_td import TaskTD
+from cqm.experiments.baselines.world_ensemble import WorldEnsemble
+from cqm.experiments.baselines.world_model import WorldModel
+from cqm.experiments.baselines.zero import ZeroEffect
+
+METHODS: dict[str, Callable[[Lesson], Predictor]] = {
+    "cqm": QuotientModel,
+    "world": WorldModel,
+    "sf": SuccessorFeatures,
+    "direct": DirectValue,
+    "task-td": TaskTD,
+    "cocoa": Cocoa,
+    "oracle": Oracle,
+    "zero": ZeroEffect,
+    "random": RandomChoice,
+    "default": DefaultModel,
+    "world-ensemble": WorldEnsemble,
+}
+
+__all__ = ["METHODS", "Lesson", "Predictor"]

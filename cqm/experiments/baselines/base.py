@@ -1,0 +1,178 @@
+"""What a method of the benchmark is given, what it gives back, and what several of them share."""
+
+from __future__ import annotations
+
+import abc
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from cqm.branches import Branches
+from cqm.decisions import advantage
+from cqm.models.conditioning import Conditioning, Coordinates, input_coordinates, output_basis
+from cqm.models.training import Batch, LossFn, Source, Training, train
+
+_STATISTICS_FAMILIES = 20_000  # as for the effect model: enough for covariances and spans
+_BLOCK = 512  # states predicted at once
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """What a method may learn from, and how."""
+
+    branches: Branches
+    """All arms of every family, with the features of every step, under a uniform continuation."""
+    rewards: np.ndarray  # [rewards, features]
+    """Weights of the training rewards; methods that learn without rewards ignore them."""
+    training: Training
+    """Of the one training loop; it carries the seed of all that is random in the method."""
+    conditioning: Conditioning = "none"
+    """Of the input; any method can be given the same."""
+    directory: Path | None = None
+    """Where checkpoints are kept, from which an interrupted fit continues."""
+    show_progress: bool | None = None
+    """See `cqm.progress.progress`."""
+
+    def __post_init__(self) -> None:
+        branches = self.branches
+        if branches.num_arms < branches.num_actions:
+            raise ValueError(
+                f"the methods compared need families of all {branches.num_actions} arms; "
+                f"these have {branches.num_arms}"
+            )
+        if self.rewards.ndim != 2 or self.rewards.shape[1] != len(branches.feature_names):
+            raise ValueError(
+                f"rewards must be [rewards, {len(branches.feature_names)} features]; "
+                f"got shape {self.rewards.shape}"
+            )
+
+
+class Predictor(abc.ABC):
+    """A fitted method."""
+
+    absolute: bool = False  # whether `outcomes` are discounted feature sums rather than effects
+
+    @abc.abstractmethod
+    def outcomes(self, branches: Branches) -> np.ndarray | None:
+        """Predicted outcomes or effects, `[n, actions, features]`; None from methods of scores."""
+
+    def values(self, branches: Branches, weights: np.ndarray) -> np.ndarray:
+        """Scores of actions for reward weights `[queries, features]`, `[n, queries, actions]`.
+
+        Comparable between the actions of a state and a query only.
+        """
+        outcomes = self.outcomes(branches)
+        if outcomes is None:
+            raise NotImplementedError(f"{type(self).__name__} predicts neither outcomes nor values")
+        return advantage(outcomes, weights)
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a network sees of an observation."""
+
+    coordinates: Coordinates
+    raw: bool  # whether that is the observation itself
+
+    @classmethod
+    def of(cls, lesson: Lesson) -> Inputs:
+        """The lesson's conditioning, from its own observations and effects."""
+        sample = lesson.branches[:_STATISTICS_FAMILIES]
+        effects = sample.effects() if lesson.conditioning == "effect" else sample[:1].effects()
+        basis = output_basis(lesson.conditioning, effects)
+        closed = lesson.branches.feature_names == lesson.branches.observation_names
+        found = input_coordinates(
+            lesson.conditioning, lesson.branches.observations, basis, closed=closed
+        )
+        return cls(found, lesson.conditioning == "none")
+
+    @property
+    def size(self) -> int:
+        """The number of coordinates."""
+        return self.coordinates.matrix.shape[1]
+
+    def __call__(self, observations: Array) -> Array:
+        """Inputs of observations, within compiled code."""
+        if self.raw:
+            return observations
+        shift = jnp.asarray(self.coordinates.shift, jnp.float32)
+        return (observations - shift) @ jnp.asarray(self.coordinates.matrix, jnp.float32)
+
+    def of_states(self, branches: Branches) -> np.ndarray:
+        """Inputs of the states of branches, float32 `[n, inputs]`."""
+        return np.asarray(self.coordinates(branches.observations), np.float32)
+
+
+def closed_only(branches: Branches, method: str) -> None:
+    """Refuse branches whose features cannot be fed back as an observation."""
+    if branches.feature_names != branches.observation_names:
+        raise ValueError(
+            f"{method} needs features that are the observation of the next state; "
+            f"got features {branches.feature_names[:3]}... and observations "
+            f"{branches.observation_names[:3]}..."
+        )
+
+
+def fit(
+    model: Any,
+    loss_fn: LossFn,
+    source: Source | Mapping[str, np.ndarray],
+    lesson: Lesson,
+    training: Training,
+    name: str,
+) -> Any:
+    """Train by the one loop; a checkpoint is of this method, these rewards and these branches."""
+    digest = hashlib.sha256(repr((name, asdict(training), lesson.conditioning)).encode())
+    digest.update(repr(sorted(lesson.branches.manifest["world"].items())).encode())
+    digest.update(repr(lesson.branches.recipe).encode())
+    for array in (lesson.rewards, lesson.branches.index, lesson.branches.observations):
+        digest.update(np.ascontiguousarray(array).data)
+    return train(
+        model,
+        loss_fn,
+        source,  # type: ignore[arg-type]
+        training,
+        directory=lesson.directory,
+        name=name,
+        identity=digest.hexdigest(),
+        show_progress=lesson.show_progress,
+    ).model
+
+
+def fit_members(
+    make_fn: Callable[[Array], Any],
+    members: int,
+    loss_fn: LossFn,
+    source: Source,
+    lesson: Lesson,
+    name: str,
+) -> Any:
+    """Train an ensemble side by side, each member on batches of its own."""
+    keys = jax.random.split(jax.random.key(lesson.training.seed), members)
+
+    def loss(models: Any, batch: Batch, key: Array, target: Any) -> Array:
+        own = {k: v.reshape(members, -1, *v.shape[1:]) for k, v in batch.items()}
+        each = eqx.filter_vmap(lambda model, rows: loss_fn(model, rows, key, None))
+        return jnp.sum(each(models, own)) / members
+
+    together = replace(lesson.training, batch_size=members * lesson.training.batch_size)
+    return fit(eqx.filter_vmap(make_fn)(keys), loss, source, lesson, together, name)
+
+
+def by_blocks(predict_fn: Callable[[Array], Array], inputs: np.ndarray) -> np.ndarray:
+    """Predictions for rows of inputs, float64; blocks of one size are compiled once."""
+    parts = []
+    for start in range(0, max(1, len(inputs)), _BLOCK):
+        block = np.zeros((_BLOCK, inputs.shape[1]), np.float32)
+        num = min(_BLOCK, len(inputs) - start)
+        block[:num] = inputs[start : start + num]
+        parts.append(np.asarray(predict_fn(jnp.asarray(block)), float)[:num])
+    return np.concatenate(parts)

@@ -1,0 +1,24 @@
+"""`random`: an action by lot; the floor of decisions."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cqm.branches import Branches
+from cqm.experiments.baselines.base import Lesson, Predictor
+
+
+class RandomChoice(Predictor):
+    """Learns nothing; the lots are drawn from the lesson's seed, the same at every call."""
+
+    def __init__(self, lesson: Lesson):
+        self.seed = lesson.training.seed
+
+    def outcomes(self, branches: Branches) -> None:
+        """No vector: only scores."""
+        return None
+
+    def values(self, branches: Branches, weights: np.ndarray) -> np.ndarray:
+        """Independent uniform numbers."""
+        rng = np.random.default_rng(self.seed)
+        return rng.random((len(branches), len(weights), branches.num_actions))

@@ -1,0 +1,116 @@
+"""`cocoa`: a contribution estimator in the style of COCOA, and the policy distilled from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from cqm.experiments.baselines.base import Inputs, Lesson, fit
+from cqm.experiments.baselines.direct_value import TaskPredictor, make_task_network, realised_values
+from cqm.experiments.baselines.task_network import WIDTH, TaskNetwork
+from cqm.models.network import Linear
+
+TEMPERATURE = 0.25
+DISTILLATION = 0.5  # updates of the policy, as a share of those of the hindsight model
+
+
+class HindsightNetwork(eqx.Module):
+    """Logits of p(a | o, u, w): which first action led from a state to a reward outcome."""
+
+    encoder: tuple[Linear, ...]
+    head: tuple[Linear, ...]
+
+    def __init__(self, num_inputs: int, num_actions: int, num_given: int, *, key: Array):
+        keys = iter(jax.random.split(key, 6))
+        self.encoder = (
+            Linear(num_inputs, WIDTH, next(keys)),
+            Linear(WIDTH, WIDTH, next(keys)),
+            Linear(WIDTH, WIDTH, next(keys)),
+        )
+        self.head = (
+            Linear(WIDTH + num_given, WIDTH, next(keys)),
+            Linear(WIDTH, WIDTH, next(keys)),
+            Linear(WIDTH, num_actions, next(keys)),
+        )
+
+    def __call__(self, inputs: Array, weights: Array, outcomes: Array) -> Array:
+        """`[n, k, actions]` for inputs `[n, inputs]`, weights `[n, d]`, outcomes `[n, k, u]`."""
+        first, second, third = self.encoder
+        state = third(jax.nn.relu(second(jax.nn.relu(first(inputs)))))
+        first, second, third = self.head
+        size = weights.shape[-1]
+        of_state, of_reward, of_outcome = jnp.split(first.weight, (WIDTH, WIDTH + size))
+        hidden = state @ of_state + weights * size**0.5 @ of_reward + first.bias
+        hidden = hidden[:, None] + outcomes @ of_outcome
+        return third(jax.nn.relu(second(jax.nn.relu(hidden))))
+
+
+class Cocoa(TaskPredictor):
+    """Fitted to a lesson."""
+
+    def __init__(self, lesson: Lesson):
+        self.inputs = Inputs.of(lesson)
+        rewards = jnp.asarray(lesson.rewards, jnp.float32)
+        values = realised_values(lesson)
+        values = values - values.mean()
+        self.scale = float(values.std()) or 1.0
+        num_actions = lesson.branches.num_actions
+        rows = {
+            "inputs": self.inputs.of_states(lesson.branches),
+            "values": (values / self.scale).astype(np.float32),
+        }
+
+        def pick(batch: Mapping[str, Array], key: Array) -> tuple[Array, Array]:
+            """A training reward for every state of a batch, and the returns of all arms."""
+            chosen = jax.random.randint(key, (len(batch["inputs"]),), 0, len(rewards))
+            returns = jnp.take_along_axis(batch["values"], chosen[:, None, None], axis=1)[:, 0]
+            return rewards[chosen], returns
+
+        def hindsight_loss(
+            network: HindsightNetwork, batch: Mapping[str, Array], key: Array, target: Any
+        ) -> Array:
+            weights, returns = pick(batch, key)
+            logits = network(batch["inputs"], weights, returns[..., None])
+            right = jnp.diagonal(jax.nn.log_softmax(logits), axis1=-2, axis2=-1)
+            return -jnp.mean(right)
+
+        key = jax.random.key(lesson.training.seed)
+        hindsight = HindsightNetwork(
+            self.inputs.size, num_actions, rewards.shape[1] + 1, key=jax.random.fold_in(key, 1)
+        )
+        hindsight = fit(hindsight, hindsight_loss, rows, lesson, lesson.training, "cocoa-hindsight")
+        self.hindsight = hindsight
+
+        def distillation_loss(
+            network: TaskNetwork, batch: Mapping[str, Array], key: Array, target: Any
+        ) -> Array:
+            weights, returns = pick(batch, key)
+            logits = hindsight(batch["inputs"], weights, returns[..., None])
+            advantages = contributed(jax.nn.softmax(logits), returns)
+            wanted = jax.nn.softmax(advantages / TEMPERATURE)
+            predicted = network(batch["inputs"], weights[:, None])[:, 0]
+            return -jnp.mean(jnp.sum(wanted * jax.nn.log_softmax(predicted), axis=-1))
+
+        updates = max(1, round(DISTILLATION * lesson.training.updates))
+        training = replace(lesson.training, updates=updates)
+        policy = make_task_network(lesson, self.inputs)
+        self.network = fit(policy, distillation_loss, rows, lesson, training, "cocoa-policy")
+
+
+def contributed(posterior: Array, outcomes: Array) -> Array:
+    """Advantages `[n, actions]` by contribution coefficients, the first actions being uniform.
+
+    Args:
+        posterior: p(a | o, u), `[n, k, actions]`.
+        outcomes: u, the reward outcomes that followed the state, `[n, k]`.
+    """
+    coefficients = posterior.shape[-1] * posterior - 1
+    baseline = outcomes - outcomes.mean(axis=-1, keepdims=True)
+    return jnp.mean(coefficients * baseline[..., None], axis=-2)

@@ -1,0 +1,19 @@
+"""`oracle`: the realised effects of the very branches asked about; an unattainable ceiling."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cqm.branches import Branches
+from cqm.experiments.baselines.base import Lesson, Predictor
+
+
+class Oracle(Predictor):
+    """Learns nothing."""
+
+    def __init__(self, lesson: Lesson):
+        pass
+
+    def outcomes(self, branches: Branches) -> np.ndarray:
+        """Exact paired effects, averaged over the draws of a state."""
+        return branches.effects().mean(axis=1)

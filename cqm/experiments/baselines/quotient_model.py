@@ -1,0 +1,51 @@
+"""`cqm` and `default`: the effect model, as the paper has it and as the library sets it up.
+
+Both learn the centred outcomes of paired branches, without rewards. `cqm` is the paper's CQM-B:
+raw input unless the lesson conditions it, rank 8, width 128, one network, the lesson's training.
+`default` is what `cqm.EffectModel()` gives a user; it brings its own conditioning and training, so
+of the lesson it takes the seed, and as many updates in proportion as the lesson has of the paper's.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cqm.branches import Branches
+from cqm.experiments.baselines.base import Lesson, Predictor
+from cqm.models.effect import EffectModel
+from cqm.models.training import Training
+
+_DEFAULT_UPDATES = 8_000  # of the library's default, beside the paper's 4,000
+
+
+class QuotientModel(Predictor):
+    """The paper's CQM-B, fitted to a lesson."""
+
+    def __init__(self, lesson: Lesson):
+        self.model = self._model(lesson)
+        self.model.fit(
+            lesson.branches, directory=lesson.directory, show_progress=lesson.show_progress
+        )
+
+    def _model(self, lesson: Lesson) -> EffectModel:
+        return EffectModel.paper(
+            seed=lesson.training.seed, training=lesson.training, conditioning=lesson.conditioning
+        )
+
+    def outcomes(self, branches: Branches) -> np.ndarray:
+        """κ(o, a)."""
+        return self.model.effect(branches.observations)
+
+
+class DefaultModel(QuotientModel):
+    """The library's default effect model, fitted to a lesson."""
+
+    def _model(self, lesson: Lesson) -> EffectModel:
+        seed, paper = lesson.training.seed, Training()
+        if lesson.training.updates == paper.updates:
+            return EffectModel(seed=seed)
+        updates = max(1, _DEFAULT_UPDATES * lesson.training.updates // paper.updates)
+        training = Training(
+            updates, batch_size=64, learning_rate=5e-4, schedule="cosine", seed=seed
+        )
+        return EffectModel(seed=seed, training=training)

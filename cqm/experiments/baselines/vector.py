@@ -1,0 +1,39 @@
+"""The network that the three vector models of the paper share, with its parts used separately."""
+
+from __future__ import annotations
+
+import jax
+from jax import Array
+
+from cqm.experiments.baselines.base import Inputs, Lesson
+from cqm.models.network import Network
+
+RANK, WIDTH = 8, 128
+
+
+def make_network(lesson: Lesson, inputs: Inputs, *, rank: int = RANK) -> Network:
+    """The paper's network for a lesson, initialised by the lesson's seed."""
+    return Network(
+        inputs.size,
+        lesson.branches.num_actions,
+        len(lesson.branches.feature_names),
+        rank=rank,
+        width=WIDTH,
+        key=jax.random.key(lesson.training.seed),
+    )
+
+
+def for_action(network: Network, inputs: Array, embedded: Array) -> Array:
+    """`[..., features]` for one embedded action `[..., 16]` a row, instead of for all actions."""
+    first, second, third = network.encoder
+    state = third(jax.nn.relu(second(jax.nn.relu(first(inputs)))))
+    first, second, third = network.head
+    width = state.shape[-1]
+    hidden = state @ first.weight[:width] + embedded @ first.weight[width:] + first.bias
+    code = third(jax.nn.relu(second(jax.nn.relu(hidden))))
+    return network.decoder(code)
+
+
+def mean_over_actions(network: Network, inputs: Array) -> Array:
+    """`[..., features]`, averaged over the actions; the linear decoder is applied once."""
+    return network.decoder(network.code(inputs).mean(axis=-2))

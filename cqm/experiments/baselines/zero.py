@@ -1,0 +1,19 @@
+"""`zero`: no action changes anything; the floor of effect error, and a tie of all actions."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cqm.branches import Branches
+from cqm.experiments.baselines.base import Lesson, Predictor
+
+
+class ZeroEffect(Predictor):
+    """Learns nothing."""
+
+    def __init__(self, lesson: Lesson):
+        pass
+
+    def outcomes(self, branches: Branches) -> np.ndarray:
+        """Zeros."""
+        return np.zeros((len(branches), branches.num_actions, len(branches.feature_names)))
