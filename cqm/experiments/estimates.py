@@ -1,0 +1,84 @@
+"""Means over seeds with their intervals, and how they compare with a published figure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from scipy.special import stdtrit
+
+from cqm.experiments.paper import Published
+
+INTERVALS = ("normal", "student")
+"""1.96 standard errors, as in the paper, and Student-t, which fits so few seeds better."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over seeds."""
+
+    mean: float
+    error: float
+    """Standard error; NaN for fewer than two seeds."""
+    num: int
+    """Seeds with a defined value."""
+    undefined: int = 0
+    """Seeds that ran and have none."""
+
+    def half_width(self, interval: str = "normal") -> float:
+        """Of the 95 % interval; NaN for fewer than two seeds."""
+        return self.error * factor(self.num, interval)
+
+
+def factor(num: int, interval: str) -> float:
+    """Standard errors in half an interval from so many seeds.
+
+    >>> round(factor(5, "normal"), 3), round(factor(5, "student"), 3)
+    (1.96, 2.776)
+    """
+    if interval not in INTERVALS:
+        raise ValueError(f"unknown interval {interval!r}; available: {list(INTERVALS)}")
+    if num < 2:
+        return math.nan
+    return 1.96 if interval == "normal" else float(stdtrit(num - 1, 0.975))
+
+
+def estimate(values: Iterable[float]) -> Estimate:
+    """Mean and standard error of the values that are defined.
+
+    >>> estimate([1.0, 2.0, 3.0, float("nan")])
+    Estimate(mean=2.0, error=0.5773502691896258, num=3, undefined=1)
+    """
+    values = list(values)
+    defined = [value for value in values if not math.isnan(value)]
+    num = len(defined)
+    mean = math.fsum(defined) / num if num else math.nan
+    error = math.nan
+    if num > 1 and math.isfinite(mean):
+        squares = math.fsum((value - mean) ** 2 for value in defined)
+        error = math.sqrt(squares / (num - 1) / num)
+    return Estimate(mean, error, num, len(values) - num)
+
+
+def compare(
+    ours: Estimate, theirs: Published, *, higher_is_better: bool, interval: str = "normal"
+) -> str:
+    """`agrees` where the intervals overlap, else whether ours is `better` or `worse`.
+
+    Two intervals overlap where the means are no further apart than the sum of their half-widths. A
+    figure without an interval counts as a point, and so does ours from one seed; of two points
+    nothing can be said, which gives an empty string. For Student-t the paper's half-width, which
+    is 1.96 standard errors, is widened too.
+    """
+    half, other = ours.half_width(interval), theirs.half_width
+    if not math.isfinite(ours.mean) or (math.isnan(half) and other is None):
+        return ""
+    if other is not None and theirs.num_seeds is not None:
+        other *= factor(theirs.num_seeds, interval) / factor(theirs.num_seeds, "normal")
+    difference = ours.mean - theirs.value
+    reach = (0.0 if math.isnan(half) else half) + (other or 0.0)
+    # Printed figures have few digits: a difference within rounding of the sum is no difference.
+    if abs(difference) <= reach * (1 + 1e-12):
+        return "agrees"
+    return "better" if (difference > 0) == higher_is_better else "worse"

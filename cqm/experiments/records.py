@@ -1,0 +1,213 @@
+"""Results of a run as files: comma-separated values with fixed columns, and JSON.
+
+The runner writes these files; tables, figures and report read nothing else, so they are made again
+without training.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import numbers
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from cqm.storage import DamagedFileError, read_json, write_pieces
+
+Row = dict[str, Any]
+
+_JOB: dict[str, type] = {"domain": str, "seed": int, "method": str}
+_SCORES = (
+    "accuracy",
+    "regret",
+    "effect_nmse",
+    "absolute_nmse",
+    "correlation",
+    "excess_error",
+    "expected_accuracy",
+    "expected_regret",
+    "ceiling_share",
+)
+_CEILINGS = (
+    "accuracy_ceiling",
+    "accuracy_ceiling_se",
+    "regret_floor",
+    "regret_floor_se",
+    "noise_floor",
+    "noise_floor_se",
+)
+COLUMNS: dict[str, dict[str, type]] = {
+    "scores.csv": {**_JOB, **dict.fromkeys(_SCORES, float)},
+    "ceilings.csv": {
+        **{"domain": str, "seed": int, "actions": int, "states": int, "draws": int},
+        **dict.fromkeys(_CEILINGS, float),
+    },
+    "curves.csv": {**_JOB, "step": int, "loss": float, "accuracy": float},
+    "regret_cdf.csv": {**_JOB, "regret": float, "share": float},
+    "alignment.csv": {
+        **{"domain": str, "method": str, "oracle": float, "predicted": float, "count": int}
+    },
+    "spectrum.csv": {"domain": str, "seed": int, "index": int, "energy": float},
+}
+"""Columns of every file of results, in order, and what they hold."""
+
+
+def write_csv(path: str | Path, rows: Iterable[Mapping[str, Any]], columns: Iterable[str]) -> None:
+    """Write rows atomically; the same rows give the same bytes.
+
+    Floats are written so that reading gives the same number again; None and NaN, undefined, as an
+    empty cell. A row must have exactly the columns.
+    """
+    columns = list(columns)
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    for row in rows:
+        if set(row) != set(columns):
+            raise ValueError(f"a row must have the columns {columns}; got {list(row)}")
+        writer.writerow([_cell(row[column]) for column in columns])
+    write_pieces(path, [text.getvalue().encode()])
+
+
+def read_csv(path: str | Path, columns: Mapping[str, type]) -> list[Row]:
+    """Rows of a file with exactly these columns; an empty cell of a float column reads as NaN."""
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise FileNotFoundError(f"{path} does not exist; a finished run has written it") from None
+    except UnicodeDecodeError as error:
+        raise DamagedFileError(f"{path} is not UTF-8 text ({error})") from error
+    if not text.endswith("\n"):
+        raise DamagedFileError(f"{path} is truncated: its last line has no end; run it again")
+    lines = csv.reader(io.StringIO(text, newline=""))
+    header = next(lines)
+    if header != list(columns):
+        raise DamagedFileError(f"{path} must have the columns {list(columns)}; got {header}")
+    rows = []
+    for line in lines:
+        if len(line) != len(header):
+            raise DamagedFileError(
+                f"{path}, line {lines.line_num}: expected {len(header)} cells; got {len(line)}"
+            )
+        try:
+            rows.append({c: _value(cell, columns[c]) for c, cell in zip(header, line, strict=True)})
+        except ValueError as error:
+            raise DamagedFileError(f"{path}, line {lines.line_num}: {error}") from error
+    return rows
+
+
+@dataclass(frozen=True)
+class Results:
+    """Everything that a run wrote; what it did not write is empty."""
+
+    run: dict[str, Any]
+    scores: list[Row]
+    ceilings: list[Row] = field(default_factory=list)
+    curves: list[Row] = field(default_factory=list)
+    regret_cdf: list[Row] = field(default_factory=list)
+    alignment: list[Row] = field(default_factory=list)
+    spectrum: list[Row] = field(default_factory=list)
+    times: dict[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def domains(self) -> list[str]:
+        """In the order in which they were run."""
+        return list(dict.fromkeys(row["domain"] for row in self.scores))
+
+    @cached_property
+    def methods(self) -> list[str]:
+        """All that have scores."""
+        return list(dict.fromkeys(row["method"] for row in self.scores))
+
+    @cached_property
+    def seeds(self) -> list[int]:
+        """All that have scores."""
+        return sorted({row["seed"] for row in self.scores})
+
+    def values(self, domain: str, method: str, measure: str) -> dict[int, float]:
+        """A method's score for each seed that ran; NaN where it is undefined."""
+        rows = self._by_job.get((domain, method), {})
+        return {seed: row[measure] for seed, row in sorted(rows.items())}
+
+    def ceiling(self, domain: str, measure: str) -> tuple[float, float]:
+        """Mean over seeds of what could be reached, and its standard error."""
+        rows = [row for row in self.ceilings if row["domain"] == domain]
+        if not rows:
+            return math.nan, math.nan
+        # Seeds have other states, so their errors are independent.
+        error = math.sqrt(sum(row[f"{measure}_se"] ** 2 for row in rows)) / len(rows)
+        return sum(row[measure] for row in rows) / len(rows), error
+
+    def chance(self, domain: str) -> float:
+        """Accuracy of a random choice; NaN where the number of actions was not recorded."""
+        actions = (row["actions"] for row in self.ceilings if row["domain"] == domain)
+        return 1 / next(actions, math.nan)
+
+    def energies(self, domain: str) -> list[float]:
+        """Shares of the pooled effects' energy, largest first, averaged over seeds."""
+        rows = [row for row in self.spectrum if row["domain"] == domain]
+        shares: dict[int, list[float]] = {}
+        for row in rows:
+            shares.setdefault(row["index"], []).append(row["energy"])
+        return [sum(shares[index]) / len(shares[index]) for index in sorted(shares)]
+
+    @cached_property
+    def _by_job(self) -> dict[tuple[str, str], dict[int, Row]]:
+        table: dict[tuple[str, str], dict[int, Row]] = {}
+        for row in self.scores:
+            seeds = table.setdefault((row["domain"], row["method"]), {})
+            if row["seed"] in seeds:
+                raise DamagedFileError(
+                    "scores.csv has two rows for "
+                    f"domain {row['domain']!r}, seed {row['seed']}, method {row['method']!r}"
+                )
+            seeds[row["seed"]] = row
+        return table
+
+
+def load(directory: str | Path) -> Results:
+    """The results in a directory; `run.json` and `scores.csv` must be there, others may."""
+    directory = Path(directory)
+    if not (directory / "run.json").is_file():
+        raise FileNotFoundError(
+            f"{directory} holds no run: run.json is missing; "
+            "give the directory that `cqm reproduce --out` wrote"
+        )
+    tables = {
+        name.removesuffix(".csv"): read_csv(directory / name, columns)
+        for name, columns in COLUMNS.items()
+        if name == "scores.csv" or (directory / name).exists()
+    }
+    if not tables["scores"]:
+        raise ValueError(f"{directory / 'scores.csv'} has no rows: no job has finished yet")
+    times = directory / "times.json"
+    return Results(
+        run=read_json(directory / "run.json"),
+        times=read_json(times) if times.exists() else {},
+        **tables,
+    )
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, numbers.Integral):
+        return str(int(value))
+    if not isinstance(value, numbers.Real):
+        raise ValueError(f"cells must be text or numbers; got {type(value).__name__}")
+    return "" if math.isnan(value) else repr(float(value))
+
+
+def _value(cell: str, kind: type) -> Any:
+    if kind is float and not cell:
+        return math.nan
+    if not cell:
+        raise ValueError("a cell that must not be empty is")
+    return kind(cell)

@@ -1,0 +1,370 @@
+"""Tables of a run beside the paper's: means over seeds, intervals, and what could be reached."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from cqm.experiments import paper
+from cqm.experiments.estimates import Estimate
+from cqm.experiments.records import Results, Row, load, write_csv
+from cqm.experiments.scores import (
+    CONDITIONINGS,
+    MEASURES,
+    PUBLISHED,
+    TITLES,
+    Measure,
+    against_paper,
+    best,
+    difference,
+    domain_title,
+    score,
+    title_of,
+)
+from cqm.experiments.typeset import MARKS, Cell, Table, latex, markdown, number, with_interval
+from cqm.storage import write_pieces
+
+RECORD = (
+    *("domain", "method", "measure", "seeds", "undefined_seeds", "mean"),
+    *("half_width_normal", "half_width_student", "paper", "paper_half_width"),
+    *("against_paper_normal", "against_paper_student", "best_learned", "limit", "limit_se"),
+)
+"""Columns of a table as CSV."""
+_RULE = (
+    "After ±, half a 95 % interval over seeds: 1.96 standard errors as in the paper, and Student-t "
+    "below it. ≈: the intervals overlap, that is, the means are no further apart than the sum of "
+    "the half-widths; ▲: ours is better by more than that; ▼: worse. In the row of Student-t the "
+    "paper's half-width is widened likewise."
+)
+_RULE_ONE = (
+    "≈: our value lies within the paper's interval; ▲: it is better than that interval; ▼: worse."
+)
+
+
+def write_tables(directory: str | Path) -> list[Path]:
+    """Write every table of a run as Markdown, CSV and LaTeX into `tables/`; returns the files."""
+    written = []
+    for table in make_tables(load(directory)):
+        path = Path(directory) / "tables" / table.name
+        write_pieces(path.with_suffix(".md"), [markdown(table).encode()])
+        write_pieces(path.with_suffix(".tex"), [latex(table).encode()])
+        write_csv(path.with_suffix(".csv"), table.records, RECORD)
+        written += [path.with_suffix(suffix) for suffix in (".md", ".csv", ".tex")]
+    return written
+
+
+def make_tables(results: Results) -> list[Table]:
+    """All tables that the results allow; those with nothing in them are left out."""
+    tables = [
+        *(paper_table(results, measure) for measure in PUBLISHED),
+        disagreements(results),
+        profile(
+            results,
+            "expected",
+            "Against the best that could be reached",
+            (*paper.METHODS, "default", "world-ensemble", "random"),
+            ("accuracy", "ceiling_share", "expected_accuracy", "expected_regret", "excess_error"),
+            "The test label of a state is one draw of its continuation, which no model of the "
+            "state can foresee. Share of ceiling: 0 is chance, 1 the best reachable accuracy. "
+            "Expected effects are means of many draws. Excess error is the effect NMSE "
+            "without the noise: 0 is perfect, 1 is predicting nothing.",
+        ),
+        profile(
+            results,
+            "default",
+            "Beyond the paper, the library's default model",
+            ("cqm", "default"),
+            ("accuracy", "regret", "effect_nmse", "excess_error", "ceiling_share"),
+            "The library's default effect model beside the paper's, on the same data.",
+        ),
+        *(conditioning(results, MEASURES[key]) for key in ("accuracy", "regret", "effect_nmse")),
+        profile(
+            results,
+            "ensemble",
+            "Beyond the paper, a stronger absolute world model",
+            ("world", "cqm", "world-ensemble"),
+            ("accuracy", "regret", "effect_nmse", "absolute_nmse"),
+            "A full-rank probabilistic ensemble that predicts the future itself, beside the "
+            "paper's world model and its effect model.",
+        ),
+    ]
+    return [table for table in tables if table.groups]
+
+
+def paper_table(results: Results, measure: Measure) -> Table:
+    """One of the paper's tables, ours beside it."""
+    methods = [method for method in measure.methods if method in results.methods]
+    groups, records = [], []
+    for domain in results.domains:
+        leaders = best(results, domain, measure.key)
+        here, student, theirs = [], [], []
+        for method in methods:
+            ours = score(results, domain, method, measure.key)
+            published = measure.published.get((domain, method))
+            marks = [
+                against_paper(results, domain, method, measure, kind)
+                for kind in ("normal", "student")
+            ]
+            here.append(_cell(ours, mark=marks[0], bold=method in leaders))
+            student.append(_student_cell(ours, marks[1]))
+            theirs.append(Cell(published.text, published.value) if published else Cell(""))
+        records += [
+            _record(results, domain, method, measure)
+            for method in (*methods, "oracle", "zero", "random")
+            if score(results, domain, method, measure.key)
+        ]
+        if measure.floor in results.methods:
+            here.append(_cell(score(results, domain, measure.floor, measure.key)))
+        if measure.limit and results.ceilings:
+            limit, error = results.ceiling(domain, measure.limit)
+            here.append(Cell(with_interval(limit, 1.96 * error), limit))
+        rows = {"here": here, "Student-t": student, "paper": theirs}
+        kept = {name: cells for name, cells in rows.items() if any(cell.text for cell in cells)}
+        groups.append(_group(domain, kept))
+    header = ["Domain", "", *(TITLES[method] for method in methods)]
+    header += [TITLES[measure.floor]] if measure.floor in results.methods else []
+    header += [measure.limit_title] if measure.limit and results.ceilings else []
+    return Table(
+        name=measure.key.replace("_", "-"),
+        title=measure.title,
+        caption=measure.caption,
+        header=tuple(header),
+        groups=tuple(groups) if methods else (),
+        notes=(
+            f"{_RULE if len(results.seeds) > 1 else _RULE_ONE} Bold: the best learned method.",
+            *_seed_notes(results, methods, measure),
+        ),
+        records=tuple(records),
+        num_labels=2,
+    )
+
+
+def disagreements(results: Results) -> Table:
+    """Every figure of the paper from which ours differs by more than the intervals."""
+    found = [
+        (measure, domain, method, against_paper(results, domain, method, measure))
+        for measure in PUBLISHED
+        for domain, method in measure.published
+    ]
+    found = [item for item in found if item[-1] in ("better", "worse")]
+    rows = [
+        (
+            Cell(measure.title),
+            Cell(domain_title(domain)),
+            Cell(TITLES[method]),
+            _cell(score(results, domain, method, measure.key)),
+            Cell(measure.published[domain, method].text, measure.published[domain, method].value),
+            Cell(kind, mark=kind),
+            Cell(
+                student := against_paper(results, domain, method, measure, "student"), mark=student
+            ),
+        )
+        for measure, domain, method, kind in found
+    ]
+    return Table(
+        name="disagreements",
+        title="Where this run differs from the paper",
+        caption="Every figure whose interval does not meet the paper's, and whether the two "
+        "meet as Student-t intervals.",
+        header=("Score", "Domain", "Method", "Here", "Paper", "Here is", "By Student-t"),
+        groups=tuple((row,) for row in rows),
+        notes=tuple(_seed_notes(results)),
+        records=tuple(_record(results, domain, method, m) for m, domain, method, _ in found),
+        num_labels=3,
+    )
+
+
+def profile(
+    results: Results,
+    name: str,
+    title: str,
+    methods: Sequence[str],
+    keys: Sequence[str],
+    caption: str,
+) -> Table:
+    """Several scores of several methods, a row for each domain and method.
+
+    Empty without results of the last method, for whose sake the table is there.
+    """
+    jobs = [
+        (domain, method)
+        for domain in results.domains
+        for method in methods
+        if methods[-1] in results.methods or name == "expected"
+        if results.values(domain, method, keys[0])
+    ]
+    rows = [
+        (
+            Cell(domain_title(domain)),
+            Cell(title_of(method)),
+            *(_cell(score(results, domain, method, key)) for key in keys),
+        )
+        for domain, method in jobs
+    ]
+    return Table(
+        name=name,
+        title=title,
+        caption=caption,
+        header=("Domain", "Method", *(MEASURES[key].title for key in keys)),
+        groups=tuple((row,) for row in rows),
+        notes=tuple(_seed_notes(results, methods)),
+        records=tuple(
+            _record(results, domain, method, MEASURES[key])
+            for domain, method in jobs
+            for key in keys
+            if score(results, domain, method, key)
+        ),
+        num_labels=2,
+    )
+
+
+def conditioning(results: Results, measure: Measure) -> Table:
+    """Every method with and without conditioned input, and the change on the seeds of both."""
+    kinds = [k for k in CONDITIONINGS if any(m.endswith(f"+{k}") for m in results.methods)]
+    methods = [
+        method
+        for method in measure.methods
+        if any(f"{method}+{kind}" in results.methods for kind in kinds)
+    ]
+    groups, records = [], []
+    for domain in results.domains:
+        rows = {"raw": [_cell(score(results, domain, m, measure.key)) for m in methods]}
+        for kind in kinds:
+            rows[kind] = [
+                _cell(score(results, domain, f"{method}+{kind}", measure.key)) for method in methods
+            ]
+            rows[f"change by {kind}"] = [
+                _cell(difference(results, domain, measure.key, f"{m}+{kind}", m), sign="+")
+                for m in methods
+            ]
+        groups.append(_group(domain, rows))
+        records += [
+            _record(results, domain, name, measure)
+            for method in methods
+            for name in (method, *(f"{method}+{kind}" for kind in kinds))
+            if score(results, domain, name, measure.key)
+        ]
+    conditioned = [m for m in results.methods if m.partition("+")[2] in CONDITIONINGS]
+    return Table(
+        name=f"conditioning-{measure.key.replace('_', '-')}",
+        title=f"Beyond the paper, conditioned input: {measure.title[:1].lower() + measure.title[1:]}",
+        caption="Raw: observations as they are, as in the paper. Effect: the span of the training "
+        "effects and the rest of the observation, each whitened. Whiten: all of it whitened. "
+        "Changes are means over the seeds that both have.",
+        header=("Domain", "Input", *(TITLES[method] for method in methods)),
+        groups=tuple(groups) if methods else (),
+        notes=tuple(_seed_notes(results, [*methods, *conditioned])),
+        records=tuple(records),
+        num_labels=2,
+    )
+
+
+def summary(directory: str | Path) -> str:
+    """Accuracy of the paper's methods beside the paper's, as plain text for a terminal."""
+    results = load(directory)
+    table = paper_table(results, MEASURES["accuracy"])
+    if not table.groups:
+        return "none of the paper's methods has finished\n"
+    lines = [["accuracy", "", *table.header[2:]]]
+    for group in table.groups:
+        for row in group:
+            if row[1].text != "Student-t":
+                figures = [_short(cell) for cell in row[2:]]
+                lines.append([row[0].text, row[1].text, *figures])
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    text = ""
+    for line in lines:
+        words = [cell.ljust(width) for cell, width in zip(line[:2], widths, strict=False)]
+        words += [cell.rjust(width) for cell, width in zip(line[2:], widths[2:], strict=True)]
+        text += "  ".join(words).rstrip() + "\n"
+    return text + "≈ agrees with the paper's interval, ▲ better, ▼ worse\n"
+
+
+def _short(cell: Cell) -> str:
+    value = "" if math.isnan(cell.value) else f"{cell.value:.3f}"
+    return f"{value}{MARKS[cell.mark] or ' '}" if value else cell.text.partition(" ")[0]
+
+
+def _group(domain: str, rows: dict[str, list[Cell]]) -> tuple[tuple[Cell, ...], ...]:
+    """Rows of one domain, named once, all as long as the longest."""
+    width = max(map(len, rows.values()))
+    return tuple(
+        (
+            Cell(domain_title(domain) if i == 0 else ""),
+            Cell(name),
+            *cells,
+            *[Cell("")] * (width - len(cells)),
+        )
+        for i, (name, cells) in enumerate(rows.items())
+    )
+
+
+def _cell(ours: Estimate | None, *, mark: str = "", bold: bool = False, sign: str = "") -> Cell:
+    if ours is None:
+        return Cell("—")
+    text = with_interval(ours.mean, ours.half_width(), sign=sign)
+    return Cell(text, ours.mean, mark=mark, bold=bold)
+
+
+def _student_cell(ours: Estimate | None, mark: str) -> Cell:
+    half = ours.half_width("student") if ours else math.nan
+    if ours is None or math.isnan(half):
+        return Cell("")
+    return Cell(f"± {number(half, max(abs(ours.mean), half))}", half, mark=mark)
+
+
+def _record(results: Results, domain: str, method: str, measure: Measure) -> Row:
+    """A figure of a table, unrounded."""
+    ours = score(results, domain, method, measure.key) or Estimate(math.nan, math.nan, 0)
+    theirs = measure.published.get((domain, method))
+    limit = results.ceiling(domain, measure.limit) if measure.limit else (None, None)
+    return {
+        "domain": domain,
+        "method": method,
+        "measure": measure.key,
+        "seeds": ours.num,
+        "undefined_seeds": ours.undefined,
+        "mean": ours.mean,
+        "half_width_normal": ours.half_width("normal"),
+        "half_width_student": ours.half_width("student"),
+        "paper": theirs.value if theirs else None,
+        "paper_half_width": theirs.half_width if theirs else None,
+        "against_paper_normal": against_paper(results, domain, method, measure, "normal"),
+        "against_paper_student": against_paper(results, domain, method, measure, "student"),
+        "best_learned": int(method in best(results, domain, measure.key)),
+        "limit": limit[0],
+        "limit_se": limit[1],
+    }
+
+
+def _seed_notes(
+    results: Results, methods: Iterable[str] | None = None, measure: Measure | None = None
+) -> list[str]:
+    """How many seeds stand behind the means, and which jobs have fewer or undefined scores."""
+    total = len(results.seeds)
+    notes = [
+        f"Means over {total} seeds ({', '.join(map(str, results.seeds))})."
+        if total > 1
+        else f"One seed ({results.seeds[0]}): no intervals."
+    ]
+    fewer: dict[int, list[str]] = {}
+    for method in methods or ():
+        counts = {d: len(results.values(d, method, "accuracy")) for d in results.domains}
+        if method in results.methods and len(set(counts.values())) == 1:
+            fewer.setdefault(counts[results.domains[0]], []).append(title_of(method))
+        elif method in results.methods:
+            for domain, num in counts.items():
+                fewer.setdefault(num, []).append(f"{title_of(method)} on {domain_title(domain)}")
+    for num, jobs in sorted(fewer.items()):
+        if num < total:
+            notes.append(f"{f'{num} of {total} seeds' if num else 'Not run'}: {'; '.join(jobs)}.")
+    if measure is not None:
+        undefined = [
+            f"{title_of(method)} on {domain_title(domain)} ({ours.undefined} of {total})"
+            for method in methods or ()
+            for domain in results.domains
+            if (ours := score(results, domain, method, measure.key)) and ours.undefined
+        ]
+        notes += [f"Undefined for some seeds: {', '.join(undefined)}."] if undefined else []
+    return notes
