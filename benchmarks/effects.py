@@ -24,6 +24,7 @@ import cqm
 from benchmarks.branching import write_csv
 from cqm.decisions import advantage
 from cqm.experiments import metrics
+from cqm.experiments.protocol import preset
 
 MODELS = {"paper": cqm.EffectModel.paper, "default": cqm.EffectModel}
 
@@ -60,9 +61,7 @@ def main(settings: Settings) -> None:
         held_out = cqm.collect(
             world, out=f"{where}-held-out", states=500, draws=64, seed=settings.seed + 1000
         )
-        rng = np.random.default_rng(0)
-        directions = rng.standard_normal((16, len(world.native.feature_names)))
-        directions /= np.linalg.norm(directions, axis=1, keepdims=True)
+        _, directions = preset("paper").rewards(len(world.native.feature_names))
         queries = [cqm.Query.direction(g, world) for g in directions]
         calibration = cqm.collect(
             world, out=f"{where}-calibration", states=1_000, draws=16, seed=settings.seed + 2000

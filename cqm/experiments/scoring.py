@@ -39,7 +39,7 @@ def do_job(
     world = reload_world(sets["test"].manifest["world"])
     training, held_out = (
         world.mixed_weights(directions)
-        for directions in protocol.rewards(job.domain, len(world.native.feature_names))
+        for directions in protocol.rewards(len(world.native.feature_names))
     )
     clock = _Clock()
     if job.method == "ceilings":
