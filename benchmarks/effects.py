@@ -22,7 +22,7 @@ import tyro
 
 import cqm
 from benchmarks.branching import write_csv
-from cqm.decisions import advantage
+from cqm.decisions import Calibration, advantage, certify
 from cqm.experiments import metrics
 from cqm.experiments.protocol import preset
 
@@ -81,8 +81,9 @@ def main(settings: Settings) -> None:
             model = MODELS.get(kind, cqm.EffectModel)(seed=settings.seed)
             model.fit(branches, directory=f"{where}-{kind}".replace(" ", "-"), show_progress=True)
             model.calibrate(calibration)
-            scores = score(model, held_out, queries)
-            trust = judge(model, held_out, queries)
+            predicted = model.effect(held_out.observations)
+            scores = score(predicted, held_out, queries)
+            trust = judge(predicted, held_out, queries, model.calibration_)
             rows.append({"world": name, "model": kind, **scores, **trust})
             print({k: round(v, 5) if isinstance(v, float) else v for k, v in rows[-1].items()})
     versions = {name: version(name) for name in ("jax", "mujoco", "numpy")}
@@ -91,10 +92,10 @@ def main(settings: Settings) -> None:
     print(f"written to {settings.out}")
 
 
-def score(model: cqm.EffectModel, held_out: cqm.Branches, queries: list) -> dict[str, float]:
+def score(predicted: np.ndarray, held_out: cqm.Branches, queries: list) -> dict[str, float]:
     """Errors and accuracy on every draw of held-out states, beside what could be reached."""
     weights = np.stack([query.weights for query in queries])
-    effects, predicted = held_out.effects(), model.effect(held_out.observations)
+    effects = held_out.effects()
     values = advantage(held_out.outcomes[:, 0], weights)
     best = metrics.ceilings(effects, values, weights)
     answer = advantage(predicted, weights)
@@ -114,12 +115,16 @@ def score(model: cqm.EffectModel, held_out: cqm.Branches, queries: list) -> dict
     }
 
 
-def judge(model: cqm.EffectModel, held_out: cqm.Branches, queries: list) -> dict[str, float]:
+def judge(
+    predicted: np.ndarray, held_out: cqm.Branches, queries: list, calibration: Calibration
+) -> dict[str, float]:
     """How often 95 % intervals and bounds hold for expected effects, and how often they decide."""
-    expected = held_out.effects().mean(axis=1)
+    expected, recipe = held_out.effects().mean(axis=1), held_out.recipe
     covered, bounded, separable, wrong = [], [], [], []
     for query in queries:
-        verdict = model.certify(held_out.observations, query, confidence=0.95)
+        verdict = certify(
+            predicted, query, calibration, discount=recipe.discount, horizon=recipe.horizon
+        )
         truth = expected @ query.weights
         # The range over actions is the largest error of a contrast.
         covered.append(np.ptp(verdict.advantages - truth, axis=1) <= verdict.radius)
