@@ -7,6 +7,7 @@ nuisance path a draw. They are mixed when read. `cqm/shards.py` is the form on d
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -162,6 +163,21 @@ class Branches:
             raise ValueError(f"size must be at least 1; got {size}")
         for start in range(0, len(self), size):
             yield self[start : start + size]
+
+    def block_starts(self) -> np.ndarray:
+        """Where blocks begin, `[blocks]`: families up to the next are read without any others."""
+        starts, offset = [], 0
+        for _, start, stop in self._parts:
+            aligned = range(start - start % BLOCK, stop, BLOCK)
+            starts += [offset + max(begin, start) - start for begin in aligned]
+            offset += stop - start
+        return np.array(starts, np.int64)
+
+    def fingerprint(self) -> str:
+        """A checksum of the set by those of its shards; what is on disk is not read for it."""
+        parts = [(shard.checksum, start, stop) for shard, start, stop in self._parts]
+        content = json.dumps([self.manifest, parts], sort_keys=True)
+        return hashlib.sha256(content.encode()).hexdigest()
 
     @property
     def num_actions(self) -> int:

@@ -7,6 +7,8 @@ knows its own number and the manifest it belongs to, so that swapped and foreign
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -35,6 +37,10 @@ class Shard(Protocol):
     def dropped(self) -> Mapping[str, int]:
         """Families that were dropped, counted by reason."""
 
+    @property
+    def checksum(self) -> str:
+        """Of the content."""
+
     def read(self, name: str, rows: slice) -> np.ndarray:
         """Rows of one array."""
 
@@ -56,6 +62,15 @@ class MemoryShard:
     def num_families(self) -> int:
         """How many."""
         return len(self.arrays["index"])
+
+    @functools.cached_property
+    def checksum(self) -> str:
+        """Of the content."""
+        digest = hashlib.sha256()
+        for name in self.names():
+            digest.update(name.encode())
+            digest.update(np.ascontiguousarray(self.arrays[name]).data)
+        return digest.hexdigest()
 
     def read(self, name: str, rows: slice) -> np.ndarray:
         """Rows of one array."""

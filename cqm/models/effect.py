@@ -30,13 +30,15 @@ from cqm.models.estimator import Estimator
 from cqm.models.network import Network, num_parameters
 from cqm.models.scorer import CONFIG, MODEL, Scorer, check_observations, read_model_arrays
 from cqm.models.settings import EffectSettings
-from cqm.models.training import Training, train
-from cqm.models.unrolled import Transition, before_steps, single_step_loss, unrolled_loss
+from cqm.models.streaming import RowsFn, open_source
+from cqm.models.training import Source, Training, train
+from cqm.models.unrolled import Transition, single_step_loss, step_spread, unrolled_loss
 from cqm.quotient import ComparisonGraph, as_reference, center, edge_loss
 from cqm.simulation import draw_actions
 
 CARD = "card.md"
 _STATISTICS_FAMILIES = 20_000  # enough for means, covariances and the span of the effects
+_OBSERVED_FAMILIES = 50_000  # of which the observations alone are looked at
 _STEP_FAMILIES = 2_000  # enough for the mean and the spread of a step's features
 
 
@@ -96,7 +98,10 @@ class EffectModel(Estimator):
         self.candidate_actions_ = branches.candidate_actions
         self.basis_ = output_basis(self.settings.conditioning, effects)
         self.size_ = float(np.sqrt(np.mean((effects @ self.basis_) ** 2))) or 1.0
-        options = {"directory": directory, "show_progress": show_progress}
+        options: dict[str, Any] = {"directory": directory, "show_progress": show_progress}
+        if directory is not None:
+            identity = repr(self.settings) + branches.fingerprint()
+            options["identity"] = hashlib.sha256(identity.encode()).hexdigest()
         if self._chosen_method(branches) == "unrolled":
             self._fit_unrolled(branches, options)
         else:
@@ -107,7 +112,10 @@ class EffectModel(Estimator):
         """Refuse what could only be found wrong after training."""
         num_actions, graph = branches.num_actions, self.settings.graph
         as_reference(self.reference, np.empty((num_actions, 1)))
-        ComparisonGraph.from_families(num_actions, branches.arms).check_connected()
+        compared = [
+            ComparisonGraph.from_families(num_actions, part.arms) for part in branches.batches()
+        ]
+        ComparisonGraph.union(compared).check_connected()
         if graph is None:
             return
         if graph.num_actions != num_actions or not self._all_arms(branches):
@@ -136,63 +144,75 @@ class EffectModel(Estimator):
         return branches.num_arms == branches.num_actions
 
     def _fit_direct(self, branches: Branches, options: Mapping[str, Any]) -> None:
-        observations = branches.observations
+        observations = branches[:_OBSERVED_FAMILIES].observations
         self.inputs_ = input_coordinates(
             self.settings.conditioning, observations, self.basis_, closed=_closed(branches)
         )
         num_inputs, num_features = self.inputs_.matrix.shape[1], self.basis_.shape[1]
-        num_actions = branches.num_actions
+        num_actions, all_arms = branches.num_actions, self._all_arms(branches)
         self._make_network(
             num_inputs, num_actions, num_features, self.settings.rank or num_features
         )
-        if self._all_arms(branches):
-            targets = branches.effects(self.reference).mean(axis=1)
-        else:
-            targets = center(branches.outcomes.mean(axis=1))
-        rows = {
-            "inputs": np.asarray(self.inputs_(observations), np.float32),
-            "arms": branches.arms.astype(np.int32),
-            "targets": np.asarray(targets @ self.basis_ / self.size_, np.float32),
-        }
+
+        def targets(part: Branches) -> np.ndarray:
+            if all_arms:
+                outcomes = part.effects(self.reference).mean(axis=1)
+            else:
+                outcomes = center(part.outcomes.mean(axis=1))
+            return np.asarray(outcomes @ self.basis_ / self.size_, np.float32)
+
+        def rows(part: Branches) -> dict[str, np.ndarray]:
+            return {
+                "inputs": np.asarray(self.inputs_(part.observations), np.float32),
+                "arms": part.arms.astype(np.int32),
+                "targets": np.concatenate([targets(piece) for piece in part.batches()]),
+            }
 
         def loss(network: Network, batch: Mapping[str, Array]) -> Array:
             predicted = network.effects(batch["inputs"], self.reference)
             if self.settings.graph is not None:
                 return edge_loss(self.settings.graph, predicted, batch["targets"])
-            if branches.num_arms < num_actions:
+            if not all_arms:
                 # Centred over a family's own arms: all pairwise differences within the family.
                 predicted = jnp.take_along_axis(predicted, batch["arms"][..., None], axis=-2)
                 predicted = center(predicted)
             return jnp.mean(jnp.sum((predicted - batch["targets"]) ** 2, axis=-1))
 
         default = Training(updates=8_000, schedule="cosine")
-        self._train(loss, rows, self.settings.training or default, options)
+        self._train(loss, self._source(branches, rows), self.settings.training or default, options)
 
     def _fit_unrolled(self, branches: Branches, options: Mapping[str, Any]) -> None:
-        observations, closed = branches.observations, _closed(branches)
+        observations, closed = branches[:_OBSERVED_FAMILIES].observations, _closed(branches)
         flat = branches[:_STEP_FAMILIES].step_features.reshape(-1, len(self.feature_names))
         self.inputs_, features = step_coordinates(observations, flat, self.basis_, closed=closed)
         # Back from standardised coordinates to those of the basis, in units of the effects' size.
         self.scales_ = 1 / np.linalg.norm(features.matrix, axis=0) / self.size_
         num_inputs, num_features = self.inputs_.matrix.shape[1], self.basis_.shape[1]
         self._make_transition(num_inputs, branches.num_actions, num_features, closed)
+        recipe = branches.recipe
         rng = np.random.default_rng(self.settings.seed)
-        uniforms = rng.random((self.settings.draws, branches.recipe.horizon - 1))
-        self.continuations_ = draw_actions(branches.recipe, uniforms, branches.num_actions)
-        # Every draw is a row of its own. Steps are read piece by piece: only what actions move of
-        # them is kept.
-        draws = branches.recipe.draws
-        inputs = np.asarray(self.inputs_(observations), np.float32)
-        steps = [np.asarray(features(b.step_features), np.float32) for b in branches.batches()]
-        rows = {
-            "inputs": np.repeat(inputs, draws, axis=0),
-            "arms": np.repeat(branches.arms.astype(np.int32), draws, axis=0),
-            "continuation": branches.continuation[:, :, 0].astype(np.int32),
-            "steps": np.concatenate(steps),
-        }
-        for name in ("continuation", "steps"):
-            rows[name] = rows[name].reshape(-1, *rows[name].shape[2:])
-        discounts = jnp.asarray(branches.recipe.discounts, jnp.float32)
+        uniforms = rng.random((self.settings.draws, recipe.horizon - 1))
+        self.continuations_ = draw_actions(recipe, uniforms, branches.num_actions)
+
+        def rows(part: Branches) -> dict[str, np.ndarray]:
+            """Every draw is a row of its own.
+
+            Steps are read piece by piece: only what actions move of them is kept.
+            """
+            inputs = np.asarray(self.inputs_(part.observations), np.float32)
+            steps = [np.asarray(features(b.step_features), np.float32) for b in part.batches()]
+            by_draw = {
+                "continuation": part.continuation[:, :, 0].astype(np.int32),
+                "steps": np.concatenate(steps),
+            }
+            return {
+                "inputs": np.repeat(inputs, recipe.draws, axis=0),
+                "arms": np.repeat(part.arms.astype(np.int32), recipe.draws, axis=0),
+                **{name: rows.reshape(-1, *rows.shape[2:]) for name, rows in by_draw.items()},
+            }
+
+        source = self._source(branches, rows)
+        discounts = jnp.asarray(recipe.discounts, jnp.float32)
         scales = jnp.asarray(self.scales_, jnp.float32)
 
         def loss(network: Transition, batch: Mapping[str, Array]) -> Array:
@@ -200,15 +220,15 @@ class EffectModel(Estimator):
 
         default = Training(updates=8_000, batch_size=64, learning_rate=5e-4, schedule="cosine")
         if closed:
-            spread = jnp.std(rows["steps"] - before_steps(rows), axis=(0, 1, 2)) + 1e-6
+            spread = step_spread(source.window(0))
 
             def one_step(network: Transition, batch: Mapping[str, Array]) -> Array:
                 return single_step_loss(network, batch, spread)
 
             chosen = self.settings.training or replace(default, learning_rate=1e-3)
             quick = replace(chosen, batch_size=min(32, chosen.batch_size))
-            self._train(one_step, rows, quick, {**options, "name": "steps"})
-        self._train(loss, rows, self.settings.training or default, options)
+            self._train(one_step, source, quick, {**options, "name": "steps"})
+        self._train(loss, source, self.settings.training or default, options)
 
     def _make_network(
         self, num_inputs: int, num_actions: int, num_features: int, rank: int
@@ -238,8 +258,16 @@ class EffectModel(Estimator):
             jax.random.split(jax.random.key(self.settings.seed), self.settings.members)
         )
 
+    def _source(self, branches: Branches, rows_fn: RowsFn) -> Source:
+        memory_gb, seed = self.settings.memory_gb, self._training_seed()
+        return open_source(branches, rows_fn, memory_gb=memory_gb, seed=seed)
+
+    def _training_seed(self) -> int:
+        training = self.settings.training
+        return self.settings.seed if training is None else training.seed
+
     def _train(
-        self, loss_fn: Any, rows: dict, training: Training, options: Mapping[str, Any]
+        self, loss_fn: Any, source: Source, training: Training, options: Mapping[str, Any]
     ) -> None:
         """Train all members together, each on batches of its own."""
         members = self.settings.members
@@ -248,15 +276,10 @@ class EffectModel(Estimator):
             own = {k: v.reshape(members, -1, *v.shape[1:]) for k, v in batch.items()}
             return jnp.sum(eqx.filter_vmap(loss_fn)(networks, own)) / members
 
-        seed = training.seed if self.settings.training else self.settings.seed
-        together = replace(training, batch_size=members * training.batch_size, seed=seed)
-        digest = hashlib.sha256(repr(self.settings).encode())
-        for name in sorted(rows):
-            digest.update(np.ascontiguousarray(rows[name]).data)
-        identity = digest.hexdigest()
-        trained = train(
-            self.network_, loss, rows, together, identity=identity, **{"name": "effect", **options}
+        together = replace(
+            training, batch_size=members * training.batch_size, seed=self._training_seed()
         )
+        trained = train(self.network_, loss, source, together, **{"name": "effect", **options})
         self.network_, self.losses_ = trained.model, trained.losses
 
     def member_effects(self, observations: np.ndarray) -> np.ndarray:

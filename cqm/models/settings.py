@@ -36,6 +36,9 @@ class EffectSettings:
     training: Training | None = None
     """Settings of the training loop, the seed included; those that suit the method by default.
     `unrolled` trains twice with them, on single steps and then on whole branches."""
+    memory_gb: float = 2.0
+    """Gigabytes that the rows to learn from may take; a larger set is read from its shards window
+    by window, see `cqm.models.streaming`."""
     seed: int = 0
     """Of the initial networks, the fresh continuations and, by default, the batches."""
 
@@ -51,6 +54,8 @@ class EffectSettings:
                 raise ValueError(f"{name} must be at least 1; got {getattr(self, name)}")
         if self.rank is not None and self.rank < 1:
             raise ValueError(f"rank must be at least 1; got {self.rank}")
+        if not self.memory_gb > 0:
+            raise ValueError(f"memory_gb must be positive; got {self.memory_gb}")
         if self.reference is not None:
             object.__setattr__(self, "reference", tuple(map(float, self.reference)))
 

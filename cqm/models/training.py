@@ -151,9 +151,9 @@ def train(
     with progress(name, training.updates, unit="updates", show=show_progress) as advance:
         advance(step)
         while step < training.updates:
-            window = source.window(step // training.chunk)
             num = min(training.chunk, training.updates - step)
-            state, loss = run(state, window, key, step, num)
+            # Not given a name, which would keep a window alive while the next is read.
+            state, loss = run(state, source.window(step // training.chunk), key, step, num)
             step += num
             losses.append(float(loss))
             if not np.isfinite(losses[-1]):

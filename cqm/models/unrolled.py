@@ -125,6 +125,11 @@ def single_step_loss(model: Transition, batch: Mapping[str, Array], spread: Arra
     return jnp.mean(((reached - batch["steps"]) / spread) ** 2)
 
 
+def step_spread(rows: Mapping[str, Array]) -> Array:
+    """Standard deviation of what a step changes, `[features]`."""
+    return jnp.std(rows["steps"] - before_steps(rows), axis=(0, 1, 2)) + 1e-6
+
+
 def before_steps(batch: Mapping[str, Any]) -> Array:
     """Features that every step starts from, in the shape of `steps`: the input's own at first."""
     steps = batch["steps"]
