@@ -1,4 +1,8 @@
+import contextlib
 import json
+import sys
+import types
+from typing import ClassVar
 
 import equinox as eqx
 import jax
@@ -7,7 +11,7 @@ import numpy as np
 import pytest
 
 from cqm.models.network import Linear
-from cqm.models.training import InMemory, Training, train
+from cqm.models.training import InMemory, Training, Validation, train
 from cqm.storage import DamagedFileError
 
 RNG = np.random.default_rng(0)
@@ -66,6 +70,109 @@ def test_an_interrupted_training_continues_to_the_same_bits(tmp_path, after):
     resumed = train(start(), squared_error, DATA, SETTINGS, directory=tmp_path)
     assert same_bits(resumed.model, whole.model)
     np.testing.assert_array_equal(resumed.losses, whole.losses)
+
+
+NOISY = {"x": INPUTS[:8], "y": DATA["y"][:8] + RNG.standard_normal((8, 2)).astype(np.float32)}
+HELD_OUT = Validation({name: rows[8:] for name, rows in DATA.items()}, patience=3)
+
+
+def test_validation_keeps_the_best_model_and_stops_early():
+    """Eight noisy rows are soon learned by heart; rows without noise tell when."""
+    settings = Training(**{**SETTINGS.__dict__, "chunk": 20})
+    trained = train(start(), squared_error, NOISY, settings, validation=HELD_OUT)
+    best = int(np.argmin(trained.validation_losses))
+    assert trained.updates == 20 * (best + 1 + 3) < 600
+    assert len(trained.losses) == len(trained.validation_losses) == best + 4
+    error = float(squared_error(trained.model, HELD_OUT.rows, None, None))
+    assert error == pytest.approx(trained.validation_losses.min(), rel=0.05)
+    patient = Validation(HELD_OUT.rows, patience=100)
+    longer = train(start(), squared_error, NOISY, settings, validation=patient)
+    assert longer.updates == 600
+    assert longer.validation_losses[-1] > longer.validation_losses.min()
+    assert same_bits(longer.model, trained.model)
+
+
+@pytest.mark.parametrize("after", [2, 5, 100])
+def test_validated_training_continues_to_the_same_bits(tmp_path, after):
+    settings = Training(**{**SETTINGS.__dict__, "chunk": 20})
+    whole = train(start(), squared_error, NOISY, settings, validation=HELD_OUT)
+    options = {"directory": tmp_path, "validation": HELD_OUT}
+    chunks = []
+
+    def stop(model):
+        chunks.append(model)
+        if len(chunks) == after + 1:
+            raise StoppedError
+        return {}
+
+    with pytest.raises(StoppedError) if after < 100 else contextlib.nullcontext():
+        train(start(), squared_error, NOISY, settings, evaluate_fn=stop, **options)
+    resumed = train(start(), squared_error, NOISY, settings, **options)
+    assert same_bits(resumed.model, whole.model)
+    assert resumed.updates == whole.updates
+    np.testing.assert_array_equal(resumed.validation_losses, whole.validation_losses)
+
+
+def test_held_out_rows_that_fill_no_batch_all_count():
+    three = Validation({name: rows[:3] for name, rows in DATA.items()}, patience=100)
+    once = Training(**{**SETTINGS.__dict__, "updates": 1, "batch_size": 6})
+    trained = train(start(), squared_error, DATA, once, validation=three)
+    error = float(squared_error(trained.model, three.rows, None, None))
+    assert trained.validation_losses[0] == pytest.approx(error, rel=1e-5)
+
+
+class FakeWriter:
+    """Stands for TensorBoard's, which is not installed with the tests."""
+
+    made: ClassVar[list] = []
+
+    def __init__(self, directory):
+        self.directory, self.events, self.closed = directory, [], False
+        self.made.append(self)
+
+    def add_event(self, event):
+        self.events.append(event)
+
+    def flush(self):
+        pass
+
+    def close(self):
+        self.closed = True
+
+
+def fake_tensorboard(monkeypatch):
+    names = "tensorboard.summary.writer.event_file_writer", "tensorboard.compat.proto.event_pb2"
+    for name in (*names, "tensorboard.compat.proto.summary_pb2"):
+        parts = name.split(".")
+        for i in range(1, len(parts) + 1):
+            monkeypatch.setitem(sys.modules, ".".join(parts[:i]), types.ModuleType(parts[i - 1]))
+    summary = sys.modules["tensorboard.compat.proto.summary_pb2"]
+    summary.Summary = type("Summary", (types.SimpleNamespace,), {"Value": types.SimpleNamespace})
+    sys.modules["tensorboard.compat.proto.event_pb2"].Event = types.SimpleNamespace
+    sys.modules[names[0]].EventFileWriter = FakeWriter
+
+
+def test_metrics_go_to_tensorboard_where_it_is_installed(tmp_path, monkeypatch):
+    fake_tensorboard(monkeypatch)
+    monkeypatch.setattr(FakeWriter, "made", [])
+    trained = train(start(), squared_error, DATA, SETTINGS, directory=tmp_path, name="fit")
+    (writer,) = FakeWriter.made
+    assert writer.closed
+    assert writer.directory == str(tmp_path / "tensorboard" / "fit")
+    assert [event.step for event in writer.events] == [100, 200, 300, 400, 500, 600]
+    (value,) = writer.events[-1].summary.value
+    assert (value.tag, value.simple_value) == ("loss", pytest.approx(trained.losses[-1]))
+    train(start(), squared_error, DATA, SETTINGS, directory=tmp_path, name="fit")
+    assert len(FakeWriter.made) == 1  # it was finished: no empty file
+
+
+def test_without_tensorboard_metrics_are_lines_of_json_alone(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    train(start(), squared_error, DATA, SETTINGS, directory=tmp_path, name="fit")
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "fit.checkpoint.safetensors",
+        "fit.metrics.jsonl",
+    }
 
 
 def test_metrics_are_lines_of_json(tmp_path):

@@ -31,7 +31,7 @@ from cqm.models.network import Network, num_parameters
 from cqm.models.scorer import CONFIG, MODEL, Scorer, check_observations, read_model_arrays
 from cqm.models.settings import EffectSettings
 from cqm.models.streaming import RowsFn, open_source
-from cqm.models.training import Source, Training, train
+from cqm.models.training import Source, Training, Validation, train
 from cqm.models.unrolled import Transition, single_step_loss, step_spread, unrolled_loss
 from cqm.quotient import ComparisonGraph, as_reference, center, edge_loss
 from cqm.simulation import draw_actions
@@ -39,6 +39,7 @@ from cqm.simulation import draw_actions
 CARD = "card.md"
 _STATISTICS_FAMILIES = 20_000  # enough for means, covariances and the span of the effects
 _OBSERVED_FAMILIES = 50_000  # of which the observations alone are looked at
+_VALIDATION_FAMILIES = 4_000  # enough to compare networks by; they are looked at after every chunk
 _STEP_FAMILIES = 2_000  # enough for the mean and the spread of a step's features
 
 
@@ -89,6 +90,14 @@ class EffectModel(Estimator):
         if len(branches) == 0:
             raise ValueError("there are no families to learn from")
         self._check(branches)
+        self.method_ = self._chosen_method(branches)
+        options: dict[str, Any] = {"directory": directory, "show_progress": show_progress}
+        if directory is not None:
+            identity = repr(self.settings) + branches.fingerprint()
+            options["identity"] = hashlib.sha256(identity.encode()).hexdigest()
+        held_out = None
+        if self.settings.validation:
+            branches, held_out = branches.split(float(self.settings.validation))
         sample = branches[:_STATISTICS_FAMILIES]
         effects = sample.effects() if self._all_arms(branches) else center(sample.outcomes)
         self.world_ = dict(branches.manifest["world"])
@@ -98,14 +107,9 @@ class EffectModel(Estimator):
         self.candidate_actions_ = branches.candidate_actions
         self.basis_ = output_basis(self.settings.conditioning, effects)
         self.size_ = float(np.sqrt(np.mean((effects @ self.basis_) ** 2))) or 1.0
-        options: dict[str, Any] = {"directory": directory, "show_progress": show_progress}
-        if directory is not None:
-            identity = repr(self.settings) + branches.fingerprint()
-            options["identity"] = hashlib.sha256(identity.encode()).hexdigest()
-        if self._chosen_method(branches) == "unrolled":
-            self._fit_unrolled(branches, options)
-        else:
-            self._fit_direct(branches, options)
+        self.training_: dict[str, dict[str, Any]] = {}
+        fit_method = self._fit_unrolled if self.method_ == "unrolled" else self._fit_direct
+        fit_method(branches, held_out, options)
         return self
 
     def _check(self, branches: Branches) -> None:
@@ -143,7 +147,9 @@ class EffectModel(Estimator):
     def _all_arms(self, branches: Branches) -> bool:
         return branches.num_arms == branches.num_actions
 
-    def _fit_direct(self, branches: Branches, options: Mapping[str, Any]) -> None:
+    def _fit_direct(
+        self, branches: Branches, held_out: Branches | None, options: Mapping[str, Any]
+    ) -> None:
         observations = branches[:_OBSERVED_FAMILIES].observations
         self.inputs_ = input_coordinates(
             self.settings.conditioning, observations, self.basis_, closed=_closed(branches)
@@ -179,9 +185,12 @@ class EffectModel(Estimator):
             return jnp.mean(jnp.sum((predicted - batch["targets"]) ** 2, axis=-1))
 
         default = Training(updates=8_000, schedule="cosine")
+        options = {**options, "validation": self._validation(held_out, rows)}
         self._train(loss, self._source(branches, rows), self.settings.training or default, options)
 
-    def _fit_unrolled(self, branches: Branches, options: Mapping[str, Any]) -> None:
+    def _fit_unrolled(
+        self, branches: Branches, held_out: Branches | None, options: Mapping[str, Any]
+    ) -> None:
         observations, closed = branches[:_OBSERVED_FAMILIES].observations, _closed(branches)
         flat = branches[:_STEP_FAMILIES].step_features.reshape(-1, len(self.feature_names))
         self.inputs_, features = step_coordinates(observations, flat, self.basis_, closed=closed)
@@ -212,6 +221,7 @@ class EffectModel(Estimator):
             }
 
         source = self._source(branches, rows)
+        options = {**options, "validation": self._validation(held_out, rows)}
         discounts = jnp.asarray(recipe.discounts, jnp.float32)
         scales = jnp.asarray(self.scales_, jnp.float32)
 
@@ -262,6 +272,11 @@ class EffectModel(Estimator):
         memory_gb, seed = self.settings.memory_gb, self._training_seed()
         return open_source(branches, rows_fn, memory_gb=memory_gb, seed=seed)
 
+    def _validation(self, held_out: Branches | None, rows_fn: RowsFn) -> Validation | None:
+        if held_out is None:
+            return None
+        return Validation(rows_fn(held_out[:_VALIDATION_FAMILIES]), self.settings.patience)
+
     def _training_seed(self) -> int:
         training = self.settings.training
         return self.settings.seed if training is None else training.seed
@@ -279,8 +294,13 @@ class EffectModel(Estimator):
         together = replace(
             training, batch_size=members * training.batch_size, seed=self._training_seed()
         )
-        trained = train(self.network_, loss, source, together, **{"name": "effect", **options})
+        options = {"name": "effect", **options}
+        trained = train(self.network_, loss, source, together, **options)
         self.network_, self.losses_ = trained.model, trained.losses
+        record = {**asdict(together), "updates_made": trained.updates}
+        if trained.validation_losses.size:
+            record["validation_loss"] = float(trained.validation_losses.min())
+        self.training_[options["name"]] = record
 
     def member_effects(self, observations: np.ndarray) -> np.ndarray:
         """Effects by each member of the ensemble, `[members, n, actions, features]`."""

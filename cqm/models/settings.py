@@ -36,6 +36,11 @@ class EffectSettings:
     training: Training | None = None
     """Settings of the training loop, the seed included; those that suit the method by default.
     `unrolled` trains twice with them, on single steps and then on whole branches."""
+    validation: float = 0.0
+    """Share of the families held out; the network that is best on them is kept, and training stops
+    early where it gets no better. 0 trains on all families to the end."""
+    patience: int = 8
+    """Chunks of updates without a better validation loss after which training stops."""
     memory_gb: float = 2.0
     """Gigabytes that the rows to learn from may take; a larger set is read from its shards window
     by window, see `cqm.models.streaming`."""
@@ -49,11 +54,13 @@ class EffectSettings:
             raise ValueError(
                 f"conditioning must be 'none', 'whiten' or 'effect'; got {self.conditioning!r}"
             )
-        for name in ("width", "members", "draws"):
+        for name in ("width", "members", "draws", "patience"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1; got {getattr(self, name)}")
         if self.rank is not None and self.rank < 1:
             raise ValueError(f"rank must be at least 1; got {self.rank}")
+        if not 0 <= self.validation < 1:
+            raise ValueError(f"validation must be in [0, 1); got {self.validation}")
         if not self.memory_gb > 0:
             raise ValueError(f"memory_gb must be positive; got {self.memory_gb}")
         if self.reference is not None:

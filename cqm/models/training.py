@@ -8,9 +8,10 @@ and threads.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
@@ -22,6 +23,7 @@ import optax
 from jax import Array
 
 from cqm import storage
+from cqm.models.metrics import Metrics
 from cqm.progress import progress
 
 Model = TypeVar("Model", bound=eqx.Module)
@@ -88,19 +90,30 @@ class InMemory:
 
 
 @dataclass(frozen=True)
+class Validation:
+    """Held-out rows: the model that was best on them is kept, not the last one."""
+
+    rows: Mapping[str, Any]  # [rows, ...] each
+    patience: int  # chunks without a better loss after which the training stops
+
+
+@dataclass(frozen=True)
 class Trained(Generic[Model]):
     """A fitted model and how the loss went."""
 
     model: Model
     losses: np.ndarray  # [chunks], mean over each chunk
+    validation_losses: np.ndarray = field(default_factory=lambda: np.empty(0))  # [chunks] or none
+    updates: int = 0  # that were made
 
 
 class _State(eqx.Module):
-    """Everything that a checkpoint holds."""
+    """All that a checkpoint holds besides the losses."""
 
     model: Any
     optimiser: Any
-    target: Any
+    target: Any = None  # where there is a target network
+    best: Any = None  # where there is validation
 
 
 def train(
@@ -112,6 +125,7 @@ def train(
     directory: str | Path | None = None,
     name: str = "training",
     identity: str = "",
+    validation: Validation | None = None,
     evaluate_fn: Callable[[Model], Mapping[str, float]] | None = None,
     show_progress: bool | None = None,
 ) -> Trained[Model]:
@@ -127,45 +141,93 @@ def train(
             the metrics.
         name: Of the files there.
         identity: Of model and data; a checkpoint of another is refused.
+        validation: Rows to choose the best model by, and when to stop early.
         evaluate_fn: More metrics of the model, taken after each chunk.
         show_progress: See `cqm.progress.progress`.
     """
     if isinstance(source, Mapping):
         source = InMemory({key: jnp.asarray(values) for key, values in source.items()})
     optimiser = training.optimiser()
-    # A copy, because the compiled loop takes the memory of what it is given.
-    model = jax.tree.map(lambda leaf: jnp.copy(leaf) if eqx.is_array(leaf) else leaf, model)
+    # Copies, because the compiled loop takes the memory of what it is given.
     state = _State(
-        model,
+        _copy(model),
         optimiser.init(eqx.filter(model, eqx.is_inexact_array)),
-        jax.tree.map(jnp.copy, model) if training.target_every else None,
+        target=_copy(model) if training.target_every else None,
+        best=_copy(model) if validation is not None else None,
     )
-    files = None
+    patience = training.updates if validation is None else validation.patience
+    files, step, losses, held_out = None, 0, list[float](), list[float]()
     if directory is not None:
-        files = _Files(Path(directory), name, {**asdict(training), "identity": identity})
-    step, losses = 0, list[float]()
-    if files is not None:
-        step, losses, state = files.load(state)
+        settings = {**asdict(training), "patience": patience, "identity": identity}
+        files = _Files(Path(directory), name, settings)
+        step, losses, held_out, state = files.load(state)
     key = jax.random.key(training.seed)
     run = _compiled_chunk(loss_fn, training)
-    with progress(name, training.updates, unit="updates", show=show_progress) as advance:
+    measure = None if validation is None else _compiled_validation(loss_fn, validation, training)
+    with (
+        progress(name, training.updates, unit="updates", show=show_progress) as advance,
+        contextlib.closing(files) if files is not None else contextlib.nullcontext(),
+    ):
         advance(step)
-        while step < training.updates:
+        while step < training.updates and _chunks_since_best(held_out) < patience:
             num = min(training.chunk, training.updates - step)
             # Not given a name, which would keep a window alive while the next is read.
             state, loss = run(state, source.window(step // training.chunk), key, step, num)
             step += num
-            losses.append(float(loss))
-            if not np.isfinite(losses[-1]):
-                raise ValueError(
-                    f"{name}: the loss is {losses[-1]} after {step} updates; "
-                    "check the data, or lower the learning rate"
-                )
-            metrics = evaluate_fn(state.model) if evaluate_fn is not None else {}
+            losses.append(_finite(float(loss), name, step))
+            metrics = {"loss": losses[-1]}
+            if measure is not None:
+                held_out.append(_finite(float(measure(state)), name, step))
+                metrics["validation_loss"] = held_out[-1]
+                if _chunks_since_best(held_out) == 0:
+                    state = replace(state, best=_copy(state.model))
+            if evaluate_fn is not None:
+                metrics |= evaluate_fn(state.model)
             if files is not None:
-                files.save(step, losses, state, metrics)
+                files.save(step, losses, held_out, state, metrics)
             advance(num)
-    return Trained(state.model, np.array(losses))
+    model = state.model if validation is None else state.best
+    return Trained(model, np.array(losses), np.array(held_out), step)
+
+
+def _copy(model: Model) -> Model:
+    return jax.tree.map(lambda leaf: jnp.copy(leaf) if eqx.is_array(leaf) else leaf, model)
+
+
+def _chunks_since_best(losses: list[float]) -> int:
+    return len(losses) - 1 - int(np.argmin(losses)) if losses else 0
+
+
+def _finite(loss: float, name: str, step: int) -> float:
+    if not np.isfinite(loss):
+        raise ValueError(
+            f"{name}: the loss is {loss} after {step} updates; "
+            "check the data, or lower the learning rate"
+        )
+    return loss
+
+
+def _compiled_validation(
+    loss_fn: LossFn, validation: Validation, training: Training
+) -> Callable[[_State], Array]:
+    """The mean loss over held-out rows, in batches as large as those of the training."""
+    num = len(next(iter(validation.rows.values())))
+    # The last batch is filled up from the start, so that all have one size.
+    chosen = np.arange(-(-num // training.batch_size) * training.batch_size) % num
+    batches = {
+        name: jnp.asarray(
+            np.asarray(rows)[chosen].reshape(-1, training.batch_size, *rows.shape[1:])
+        )
+        for name, rows in validation.rows.items()
+    }
+    key = jax.random.key(training.seed)  # the same at every chunk, so that losses compare
+
+    @eqx.filter_jit
+    def measure(batches: Batch, state: _State) -> Array:
+        losses = jax.lax.map(lambda b: loss_fn(state.model, b, key, state.target), batches)
+        return jnp.mean(losses)
+
+    return lambda state: measure(batches, state)
 
 
 def _compiled_chunk(loss_fn: LossFn, training: Training) -> Callable:
@@ -182,7 +244,8 @@ def _compiled_chunk(loss_fn: LossFn, training: Training) -> Callable:
         changes, optimiser_state = optimiser.update(
             gradient, state.optimiser, eqx.filter(state.model, eqx.is_inexact_array)
         )
-        return _State(eqx.apply_updates(state.model, changes), optimiser_state, state.target), loss
+        model = eqx.apply_updates(state.model, changes)
+        return replace(state, model=model, optimiser=optimiser_state), loss
 
     @eqx.filter_jit(donate="all-except-first")
     def run(arguments: tuple, state: _State) -> tuple[_State, Array]:
@@ -198,7 +261,7 @@ def _compiled_chunk(loss_fn: LossFn, training: Training) -> Callable:
                     state.model,
                     state.target,
                 )
-                state = _State(state.model, state.optimiser, target)
+                state = replace(state, target=target)
             state, loss = update(state, window, jax.random.fold_in(key, step))
             return eqx.filter(state, eqx.is_array), loss
 
@@ -211,40 +274,48 @@ def _compiled_chunk(loss_fn: LossFn, training: Training) -> Callable:
 class _Files:
     """The checkpoint and the metrics of one training."""
 
-    def __init__(self, directory: Path, name: str, identity: Mapping[str, Any]):
-        self.identity = identity
+    def __init__(self, directory: Path, name: str, settings: Mapping[str, Any]):
+        self.settings = settings
         self.checkpoint = storage.inside(directory, f"{name}.checkpoint.safetensors")
-        self.metrics = storage.inside(directory, f"{name}.metrics.jsonl")
         directory.mkdir(parents=True, exist_ok=True)
+        self.metrics = Metrics(directory, name)
+
+    def close(self) -> None:
+        self.metrics.close()
 
     def save(
-        self, step: int, losses: list[float], state: _State, metrics: Mapping[str, float]
+        self,
+        step: int,
+        losses: list[float],
+        held_out: list[float],
+        state: _State,
+        metrics: Mapping[str, float],
     ) -> None:
         leaves = jax.tree.leaves(eqx.filter(state, eqx.is_array))
         arrays = {f"leaf.{i:04d}": np.asarray(leaf)[None] for i, leaf in enumerate(leaves)}
-        arrays["losses"] = np.array(losses)
-        metadata = {"step": str(step), "training": json.dumps(self.identity)}
+        arrays |= {"losses": np.array(losses), "held_out": np.array(held_out)}
+        metadata = {"step": str(step), "training": json.dumps(self.settings)}
         storage.write_pieces(self.checkpoint, storage.encode_arrays([arrays], metadata))
-        storage.append_line(self.metrics, {"step": step, "loss": losses[-1], **metrics})
+        self.metrics.write(step, metrics)
 
-    def load(self, state: _State) -> tuple[int, list[float], _State]:
+    def load(self, state: _State) -> tuple[int, list[float], list[float], _State]:
         if not self.checkpoint.exists():
-            return 0, [], state
+            return 0, [], [], state
         arrays, static = eqx.partition(state, eqx.is_array)
         leaves, structure = jax.tree.flatten(arrays)
         with storage.open_arrays(self.checkpoint) as file:
             metadata = file.metadata()
+            if json.loads(metadata["training"]) != self.settings:
+                raise ValueError(
+                    f"{self.checkpoint} is of another training or other data; "
+                    "remove it or choose another directory"
+                )
             stored = [file.get_tensor(f"leaf.{i:04d}")[0] for i in range(len(leaves))]
-            losses = file.get_tensor("losses").tolist()
-        if json.loads(metadata["training"]) != self.identity:
-            raise ValueError(
-                f"{self.checkpoint} is of another training or other data; "
-                "remove it or choose another directory"
-            )
+            losses, held_out = (file.get_tensor(n).tolist() for n in ("losses", "held_out"))
         if any(old.shape != new.shape for old, new in zip(stored, leaves, strict=True)):
             raise ValueError(
                 f"{self.checkpoint} is of a model of another size; remove it or choose another "
                 "directory"
             )
         arrays = jax.tree.unflatten(structure, [jnp.asarray(leaf) for leaf in stored])
-        return int(metadata["step"]), losses, eqx.combine(arrays, static)
+        return int(metadata["step"]), losses, held_out, eqx.combine(arrays, static)

@@ -1,0 +1,50 @@
+"""Metrics of a training: lines of JSON always, and TensorBoard events where it is installed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from cqm import storage
+
+EVENTS = "tensorboard"  # directory beside the JSON, one subdirectory for each training
+
+
+class Metrics:
+    """Where the numbers of one training go."""
+
+    def __init__(self, directory: Path, name: str):
+        self.path = storage.inside(directory, f"{name}.metrics.jsonl")
+        self.events = directory / EVENTS / name
+        self._writer: Any = None
+        self._tried = False
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        """Note some values after so many updates."""
+        storage.append_line(self.path, {"step": step, **values})
+        if not self._tried:  # only now, so that a training that was finished makes no empty file
+            self._writer, self._tried = _event_writer(self.events), True
+        if self._writer is not None:
+            from tensorboard.compat.proto.event_pb2 import Event
+            from tensorboard.compat.proto.summary_pb2 import Summary
+
+            scalars = [Summary.Value(tag=k, simple_value=float(v)) for k, v in values.items()]
+            summary = Summary(value=scalars)
+            self._writer.add_event(Event(wall_time=time.time(), step=step, summary=summary))
+            self._writer.flush()
+
+    def close(self) -> None:
+        """Finish the event file."""
+        if self._writer is not None:
+            self._writer.close()
+
+
+def _event_writer(directory: Path) -> Any:
+    """TensorBoard's own writer, which needs neither TensorFlow nor PyTorch; None without it."""
+    try:
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+    except ImportError:
+        return None
+    return EventFileWriter(str(directory))
