@@ -19,7 +19,8 @@ TITLES = {
     "default": "Default model",
     "world-ensemble": "World ensemble",
 }
-CONDITIONINGS = {"effect": "effect-conditioned", "whiten": "whitened"}
+CONDITIONINGS = ("effect", "whiten")
+"""Of the input, added to a method's name as in `world+effect`."""
 VECTOR_METHODS = (*paper.VECTOR_METHODS, "default", "world-ensemble", "oracle", "zero")
 """Methods that predict effects as vectors, those beyond the paper and the limits included."""
 
@@ -117,11 +118,11 @@ def title_of(method: str) -> str:
     """A method's name for people.
 
     >>> title_of("world+effect")
-    'World, effect-conditioned'
+    'World + effect'
     """
     base, _, conditioning = method.partition("+")
     title = TITLES.get(base, base)
-    return f"{title}, {CONDITIONINGS.get(conditioning, conditioning)}" if conditioning else title
+    return f"{title} + {conditioning}" if conditioning else title
 
 
 def domain_title(domain: str) -> str:

@@ -248,7 +248,7 @@ def conditioning(results: Results, measure: Measure) -> Table:
     conditioned = [m for m in results.methods if m.partition("+")[2] in CONDITIONINGS]
     return Table(
         name=f"conditioning-{measure.key.replace('_', '-')}",
-        title=f"Beyond the paper, conditioned input: {measure.title[:1].lower() + measure.title[1:]}",
+        title=f"Beyond the paper, conditioned input: {_lower(measure.title)}",
         caption="Raw: observations as they are, as in the paper. Effect: the span of the training "
         "effects and the rest of the observation, each whitened. Whiten: all of it whitened. "
         "Changes are means over the seeds that both have.",
@@ -279,6 +279,10 @@ def summary(directory: str | Path) -> str:
         words += [cell.rjust(width) for cell, width in zip(line[2:], widths[2:], strict=True)]
         text += "  ".join(words).rstrip() + "\n"
     return text + "≈ agrees with the paper's interval, ▲ better, ▼ worse\n"
+
+
+def _lower(title: str) -> str:
+    return title[:1].lower() + title[1:]
 
 
 def _short(cell: Cell) -> str:

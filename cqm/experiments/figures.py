@@ -1,0 +1,364 @@
+"""Figures of a run: the paper's two for every domain, and those that say what limits a score."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import ListedColormap, to_rgb
+from matplotlib.ticker import LogLocator, MaxNLocator
+
+from cqm.experiments import paper
+from cqm.experiments.drawing import COLOURS, INK, STYLES, WIDTH, Picture, drawing, mark_line
+from cqm.experiments.records import Results, Row, load
+from cqm.experiments.scores import domain_title, ranking, score, title_of
+from cqm.storage import write_pieces
+
+RANK = 8
+"""Of the paper's decoder."""
+DIAGNOSED = "walker-walk"
+"""The domain on which the paper's methods fail; what limits them is shown."""
+DIAGNOSED_BY = ("cqm", "cqm+whiten", "cqm+effect", "default")
+READING = {
+    "score": "Accuracy between chance and the ceiling, which no model of the state can pass but by "
+    "luck. Dots are this run with its interval over seeds, diamonds the paper; below the line, "
+    "methods beyond the paper.",
+    "alignment": "Predicted against true advantages of held-out states, actions and rewards, each "
+    "centred and scaled within its state. The darker a hexagon, the more it holds; on the line "
+    "the prediction is perfect. Above each panel the correlation, and the paper's in brackets.",
+    "regret": "Share of decisions that lose no more than a given regret, means over seeds. Farther "
+    "left and higher is better.",
+    "curves": "Above, held-out accuracy and its ceiling (dashed); below, the training loss as a "
+    "share of its first value, because targets differ between methods. Means over seeds.",
+    "spectrum": "Share of the pooled effects' energy that the best directions hold together.",
+    "diagnosis": "Above the line, what cannot be had: noise of the labels, and effects outside the "
+    "rank. Below, errors. Dashed is the noise floor; dotted, predicting nothing.",
+}
+"""How figures of each kind are read."""
+_LEVELS = 6  # shades of a hexagon
+_POINTS = 60  # of a curve; more cannot be seen
+
+
+def write_figures(directory: str | Path) -> list[Path]:
+    """Write every figure of a run as SVG into `figures/`; returns the files."""
+    written = []
+    for picture in make_figures(load(directory)):
+        path = Path(directory) / "figures" / f"{picture.name}.svg"
+        write_pieces(path, [picture.document.encode()])
+        written.append(path)
+    return written
+
+
+def make_figures(results: Results) -> list[Picture]:
+    """All figures that the results allow, in the order in which they are best read."""
+    makers = (score_figure, alignment_figure, regret_figure, curves_figure)
+    pictures = [make(results, domain) for make in makers for domain in results.domains]
+    pictures += [spectrum_figure(results), diagnosis_figure(results, DIAGNOSED)]
+    return [picture for picture in pictures if picture is not None]
+
+
+def score_figure(results: Results, domain: str) -> Picture | None:
+    """Accuracy of every method between chance and ceiling, with the paper's."""
+    beyond = ["default", "world-ensemble", *(m for m in results.methods if "+" in m)]
+    methods = [
+        m for m in (*paper.METHODS, *beyond) if score(results, domain, m, "accuracy") is not None
+    ]
+    learned = [method for method in methods if method in paper.METHODS]
+    if not methods:
+        return None
+    name, title = f"score-{domain}", domain_title(domain)
+    ceiling, _ = results.ceiling(domain, "accuracy_ceiling")
+    with drawing(name, 0.9 + 0.2 * len(methods)) as (figure, svg):
+        axes = figure.add_subplot()
+        dots = [_dot(axes, results, domain, method, y) for y, method in enumerate(methods)]
+        axes.set_yticks(range(len(methods)), [title_of(method) for method in methods])
+        axes.set_ylim(len(methods) - 0.4, -0.6)
+        axes.tick_params(axis="y", length=0)
+        axes.spines["left"].set_visible(False)
+        right = 1.03 if not ceiling < 0.85 else 1.2 * ceiling
+        axes.set_xlim(0, max(right, *(1.05 * dot for dot in dots)))
+        axes.set_xlabel("accuracy")
+        if 0 < len(learned) < len(methods):
+            axes.axhline(len(learned) - 0.5, color=INK, alpha=0.35, linewidth=0.6)
+        if math.isfinite(chance := results.chance(domain)):
+            mark_line(axes, chance, "chance", style=":")
+        if math.isfinite(ceiling):
+            mark_line(axes, ceiling, "ceiling")
+            axes.axvspan(ceiling, axes.get_xlim()[1], color=INK, alpha=0.07, linewidth=0)
+    text = "None of the paper's methods has finished."
+    for leader in ranking(results, domain, "accuracy")[:1]:
+        best = score(results, domain, leader, "accuracy")
+        text = f"{title_of(leader)}, the best of the paper's, gets {best.mean if best else 0:.3f}"
+        text += f" of {ceiling:.3f} that can be reached." if math.isfinite(ceiling) else "."
+    return Picture(name, title, text, READING["score"], svg[0])
+
+
+def _dot(axes: Axes, results: Results, domain: str, method: str, y: int) -> float:
+    """Draw one method's accuracy and the paper's; returns the larger."""
+    axes.axhline(y, color=INK, alpha=0.12, linewidth=0.5, zorder=0)
+    ours = score(results, domain, method, "accuracy")
+    published = paper.ACCURACY.get((domain, method))
+    if published:
+        axes.plot(published.value, y, "D", mfc="none", mec=INK, mew=0.9, ms=6.5, zorder=4)
+    if ours is None:
+        return 0.0
+    half = ours.half_width()
+    error = None if math.isnan(half) else half
+    axes.errorbar(ours.mean, y, xerr=error, fmt="o", color=_colour(method), markersize=5, zorder=3)
+    return max(ours.mean, published.value if published else 0.0)
+
+
+def alignment_figure(results: Results, domain: str) -> Picture | None:
+    """Predicted against true normalised advantages, a panel for each method."""
+    cells = [row for row in results.alignment if row["domain"] == domain]
+    methods = [
+        method
+        for method in paper.METHODS
+        if any(row["method"] == method for row in cells) or results.values(domain, method, "regret")
+    ]
+    if not cells or not methods:
+        return None
+    name, title = f"alignment-{domain}", domain_title(domain)
+    num_rows = math.ceil(len(methods) / 2)
+    limit = 1.08 * max(abs(row["oracle"]) for row in cells)
+    with drawing(name, 0.35 + WIDTH / 2 * num_rows) as (figure, svg):
+        panels = figure.subplots(num_rows, 2, sharex=True, sharey=True, squeeze=False)
+        for axes in panels.flat[len(methods) :]:
+            axes.set_visible(False)
+        for axes, method in zip(panels.flat, methods, strict=False):
+            _hexagons(axes, [row for row in cells if row["method"] == method], limit)
+            axes.set_title(f"{title_of(method)}: {_correlation(results, domain, method)}")
+        figure.supxlabel("true advantage, centred and scaled", fontsize=8.5)
+        figure.supylabel("predicted advantage", fontsize=8.5)
+    known = {m: c.mean for m in methods if (c := score(results, domain, m, "correlation"))}
+    known = {method: mean for method, mean in known.items() if math.isfinite(mean)}
+    text = "No correlation is defined."
+    if known:
+        most, least = max(known, key=known.__getitem__), min(known, key=known.__getitem__)
+        text = f"{title_of(most)} lies closest to the line, with a correlation of {known[most]:.3f}"
+        text += f"; {title_of(least)} farthest, with {known[least]:.3f}." if most != least else "."
+    return Picture(name, title, text, READING["alignment"], svg[0])
+
+
+def _hexagons(axes: Axes, rows: Sequence[Row], limit: float) -> None:
+    axes.plot([-limit, limit], [-limit, limit], color=COLOURS["world"], linewidth=0.9, zorder=3)
+    axes.set(xlim=(-limit, limit), ylim=(-limit, limit), aspect="equal")
+    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+    axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
+    if not rows:
+        return
+    x, y, count = (
+        np.array([row[column] for row in rows], float)
+        for column in ("oracle", "predicted", "count")
+    )
+    # Counts are in squares. Each is spread over its square, or the two grids would beat.
+    places = np.unique(np.concatenate([x, y]))
+    width = np.diff(places).min() if len(places) > 1 else 0.0
+    shift = (np.arange(4) - 1.5) / 4 * width
+    dx, dy = (grid.ravel() for grid in np.meshgrid(shift, shift))
+    levels = ListedColormap(
+        [(*to_rgb(COLOURS["cqm"]), share) for share in np.linspace(0.12, 1, _LEVELS)]
+    )
+    hexagons = axes.hexbin(
+        (x[:, None] + dx).ravel(),
+        (y[:, None] + dy).ravel(),
+        C=np.repeat(count / len(dx), len(dx)),
+        reduce_C_function=lambda counts: math.sqrt(sum(counts)),
+        gridsize=18,
+        extent=(-0.95 * limit, 0.95 * limit, -0.95 * limit, 0.95 * limit),
+        cmap=levels,
+        linewidths=0,
+    )
+    # Of one shade together, which makes a smaller file.
+    size = np.asarray(hexagons.get_array())
+    order = np.argsort(np.floor(size / size.max() * _LEVELS), kind="stable")
+    hexagons.set_offsets(np.asarray(hexagons.get_offsets())[order])
+    hexagons.set_array(size[order])
+    hexagons.set_clim(0, size.max())
+    hexagons.set_clip_on(False)  # or each would carry its own clipping
+
+
+def _correlation(results: Results, domain: str, method: str) -> str:
+    ours = score(results, domain, method, "correlation")
+    text = "undefined" if ours is None or math.isnan(ours.mean) else f"{ours.mean:.3f}"
+    published = paper.CORRELATION.get((domain, method))
+    return f"{text} ({published.text})" if published else text
+
+
+def regret_figure(results: Results, domain: str) -> Picture | None:
+    """Share of decisions that lose no more than a given regret."""
+    lines = _lines(results.regret_cdf, domain, "regret", "share", (*paper.METHODS, "random"))
+    if not lines:
+        return None
+    name = f"regret-{domain}"
+    with drawing(name, 3.0) as (figure, svg):
+        axes = figure.add_subplot()
+        smallest = min(x for line in lines.values() for x in line[0] if x > 0)
+        for method, (x, share) in lines.items():
+            axes.plot(np.maximum(x, smallest), share, label=title_of(method), **_line(method))
+        done = max(
+            min((a for a, b in zip(x, y, strict=True) if b >= 0.999), default=x[-1])
+            for x, y in lines.values()
+        )
+        axes.set_xscale("log")
+        axes.set(xlim=(smallest, max(done, 10 * smallest)), ylim=(0, 1.02))
+        axes.set(xlabel="normalised regret", ylabel="share of decisions")
+        axes.grid(color=INK, alpha=0.12, linewidth=0.5)
+        _legend_below(axes)
+    zero = {method: line[1][0] for method, line in lines.items()}
+    first = max(zero, key=zero.__getitem__)
+    text = f"{title_of(first)} is without regret most often, in {zero[first]:.0%} of decisions."
+    return Picture(name, domain_title(domain), text, READING["regret"], svg[0])
+
+
+def curves_figure(results: Results, domain: str) -> Picture | None:
+    """Accuracy and loss while the methods learn."""
+    losses = _lines(results.curves, domain, "step", "loss", tuple(paper.METHODS))
+    accuracies = _lines(results.curves, domain, "step", "accuracy", tuple(paper.METHODS))
+    if not losses:
+        return None
+    name, num = f"curves-{domain}", 2 if accuracies else 1
+    with drawing(name, 0.8 + 1.6 * num) as (figure, svg):
+        panels = figure.subplots(num, 1, sharex=True, squeeze=False)[:, 0]
+        for method, (x, loss) in losses.items():
+            # Targets differ between methods, so only the course of a loss can be compared.
+            start = next((value for value in loss if value > 0), 1.0)
+            panels[-1].plot(x, np.array(loss) / start, label=title_of(method), **_line(method))
+        panels[-1].set(yscale="log", xlabel="update", ylabel="loss, of its start")
+        panels[-1].yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        panels[-1].yaxis.set_major_formatter("{x:g}")
+        panels[-1].yaxis.set_minor_formatter("")
+        if accuracies:
+            for method, (x, accuracy) in accuracies.items():
+                panels[0].plot(x, accuracy, **_line(method))
+            ceiling, _ = results.ceiling(domain, "accuracy_ceiling")
+            if math.isfinite(ceiling):
+                panels[0].axhline(ceiling, color=INK, alpha=0.7, linewidth=0.9, linestyle="--")
+            panels[0].set(ylim=(0, 1.03), ylabel="accuracy")
+        _legend_below(panels[-1])
+    ends = {method: line[1][-1] for method, line in accuracies.items()}
+    text = "Accuracy while learning was not recorded."
+    if ends:
+        first = max(ends, key=ends.__getitem__)
+        text = f"{title_of(first)} ends highest, at {ends[first]:.3f}."
+    return Picture(name, domain_title(domain), text, READING["curves"], svg[0])
+
+
+def spectrum_figure(results: Results) -> Picture | None:
+    """Share of the effects' energy that the leading directions hold."""
+    energies = {domain: results.energies(domain) for domain in results.domains}
+    energies = {domain: shares for domain, shares in energies.items() if shares}
+    if not energies:
+        return None
+    name = "spectrum"
+    with drawing(name, 3.0) as (figure, svg):
+        axes = figure.add_subplot()
+        for (domain, shares), method in zip(energies.items(), COLOURS, strict=False):
+            ranks = range(len(shares) + 1)
+            held = np.cumsum([0.0, *shares])
+            kept = f"{domain_title(domain)}, {held[: RANK + 1][-1]:.1%} by rank {RANK}"
+            axes.plot(ranks, held, "o-", markersize=2.5, color=COLOURS[method], label=kept)
+        mark_line(axes, RANK, f"rank {RANK}")
+        axes.set(xlim=(0, None), ylim=(0, 1.03))
+        axes.set(xlabel="rank", ylabel="share of effect energy, cumulative")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.grid(color=INK, alpha=0.12, linewidth=0.5)
+        axes.legend(loc="lower right")
+    most = max(energies, key=lambda domain: beyond_rank(results, domain))
+    text = (
+        f"What rank {RANK}, the paper's, leaves out is most for {domain_title(most)}: "
+        f"{beyond_rank(results, most):.1%} of the energy."
+    )
+    return Picture(name, "Effects against rank", text, READING["spectrum"], svg[0])
+
+
+def beyond_rank(results: Results, domain: str) -> float:
+    """Share of the effects' energy outside the best directions, as many as the paper's rank."""
+    return math.fsum(results.energies(domain)[RANK:])
+
+
+def diagnosis_figure(results: Results, domain: str) -> Picture | None:
+    """Label noise, rank and conditioning side by side, as shares of the effects' energy."""
+    floor, _ = results.ceiling(domain, "noise_floor")
+    methods = [m for m in DIAGNOSED_BY if m in results.methods]
+    errors = {m: ours for m in methods if (ours := score(results, domain, m, "effect_nmse"))}
+    if math.isnan(floor) or not results.energies(domain) or "cqm" not in errors:
+        return None
+    outside = beyond_rank(results, domain)
+    name = f"diagnosis-{domain}"
+    bars = [("label noise", floor, INK), (f"beyond rank {RANK}", outside, INK)]
+    bars += [(title_of(method), error.mean, _colour(method)) for method, error in errors.items()]
+    with drawing(name, 0.9 + 0.3 * len(bars)) as (figure, svg):
+        axes = figure.add_subplot()
+        for y, (_, value, colour) in enumerate(bars):
+            alpha = 0.45 if colour == INK else 0.9
+            axes.barh(y, value, height=0.62, color=colour, alpha=alpha, linewidth=0, zorder=2)
+            axes.annotate(
+                f"{value:.3f}", (value, y), (3, 0), textcoords="offset points", va="center"
+            )
+        axes.axhline(1.5, color=INK, alpha=0.35, linewidth=0.6)
+        axes.axvline(floor, color=INK, alpha=0.8, linewidth=0.9, linestyle="--", zorder=3)
+        axes.axvline(1.0, color=INK, alpha=0.5, linewidth=0.9, linestyle=":", zorder=1)
+        axes.set_yticks(range(len(bars)), [label for label, _, _ in bars])
+        axes.tick_params(axis="y", length=0)
+        axes.set_ylim(len(bars) - 0.5, -0.5)
+        axes.set_xlim(0, 1.15 * max(1.0, *(value for _, value, _ in bars)))
+        axes.set_xlabel("share of the effects' energy (effect NMSE)")
+    text = diagnosis(results, domain)
+    title = f"What limits {domain_title(domain)}"
+    return Picture(name, title, text, READING["diagnosis"], svg[0])
+
+
+def diagnosis(results: Results, domain: str) -> str:
+    """What limits a domain, in words: label noise, rank, or what the models make of the input."""
+    floor, _ = results.ceiling(domain, "noise_floor")
+    outside = beyond_rank(results, domain)
+    methods = [m for m in DIAGNOSED_BY if m in results.methods]
+    errors = {m: e.mean for m in methods if (e := score(results, domain, m, "effect_nmse"))}
+    text = (
+        f"No model of the state can foresee {floor:.1%} of the energy of {domain_title(domain)}'s "
+        f"test labels, and no decoder of rank {RANK} can hold {outside:.1%} of it."
+    )
+    others = [method for method in errors if method != "cqm"]
+    if others and "cqm" in errors:
+        best = min(others, key=errors.__getitem__)
+        saved = errors["cqm"] - errors[best]
+        text += f" The error of {title_of('cqm')} is {errors['cqm']:.3f}, that of {title_of(best)} "
+        text += f"{errors[best]:.3f}, {abs(saved):.3f} {'less' if saved > 0 else 'more'}; "
+        text += f"lifting the rank alone could save {outside:.3f} at most."
+    return text
+
+
+def _lines(
+    rows: Iterable[Row], domain: str, x: str, y: str, methods: Sequence[str]
+) -> dict[str, tuple[list[float], list[float]]]:
+    """Curves of methods, means over seeds at each point where all of a method's seeds have one."""
+    values: dict[str, dict[float, list[float]]] = {}
+    for row in rows:
+        if row["domain"] == domain and row["method"] in methods and math.isfinite(row[y]):
+            values.setdefault(row["method"], {}).setdefault(row[x], []).append(row[y])
+    lines = {}
+    for method in (method for method in methods if method in values):
+        most = max(len(ys) for ys in values[method].values())
+        points = [
+            (x, sum(ys) / most) for x, ys in sorted(values[method].items()) if len(ys) == most
+        ]
+        step = math.ceil(len(points) / _POINTS)
+        kept = points[::step] if (len(points) - 1) % step == 0 else [*points[::step], points[-1]]
+        lines[method] = [x for x, _ in kept], [y for _, y in kept]
+    return lines
+
+
+def _colour(method: str) -> str:
+    return COLOURS.get(method.partition("+")[0], INK)
+
+
+def _line(method: str) -> dict:
+    return {"color": _colour(method), "linestyle": STYLES.get(method, ":")}
+
+
+def _legend_below(axes: Axes) -> None:
+    axes.figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=4)
