@@ -27,8 +27,8 @@ READING = {
     "luck. Dots are this run with its interval over seeds, diamonds the paper; below the line, "
     "methods beyond the paper.",
     "alignment": "Predicted against true advantages of held-out states, actions and rewards, each "
-    "centred and scaled within its state. The darker a hexagon, the more it holds; on the line "
-    "the prediction is perfect. Above each panel the correlation, and the paper's in brackets.",
+    "centred and scaled within its state. The stronger its colour, the more a hexagon holds; on "
+    "the line the prediction is perfect. Above each panel the correlation, and the paper's in brackets.",
     "regret": "Share of decisions that lose no more than a given regret, means over seeds. Farther "
     "left and higher is better.",
     "curves": "Above, held-out accuracy and its ceiling (dashed); below, the training loss as a "
@@ -92,7 +92,7 @@ def score_figure(results: Results, domain: str) -> Picture | None:
     for leader in ranking(results, domain, "accuracy")[:1]:
         best = score(results, domain, leader, "accuracy")
         text = f"{title_of(leader)}, the best of the paper's, gets {best.mean if best else 0:.3f}"
-        text += f" of {ceiling:.3f} that can be reached." if math.isfinite(ceiling) else "."
+        text += f"; the ceiling is {ceiling:.3f}." if math.isfinite(ceiling) else "."
     return Picture(name, title, text, READING["score"], svg[0])
 
 
@@ -328,7 +328,7 @@ def diagnosis(results: Results, domain: str) -> str:
         saved = errors["cqm"] - errors[best]
         text += f" The error of {title_of('cqm')} is {errors['cqm']:.3f}, that of {title_of(best)} "
         text += f"{errors[best]:.3f}, {abs(saved):.3f} {'less' if saved > 0 else 'more'}; "
-        text += f"lifting the rank alone could save {outside:.3f} at most."
+        text += f"the rank accounts for {outside:.3f} at most."
     return text
 
 

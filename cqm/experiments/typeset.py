@@ -92,12 +92,12 @@ def number(value: float, scale: float | None = None, *, sign: str = "") -> str:
 
 
 def with_interval(mean: float, half_width: float, *, sign: str = "") -> str:
-    """A mean and half its interval, which may be NaN for none.
+    """A mean and half its interval, which may be NaN for none; exact figures have none either.
 
     >>> with_interval(0.95531, 0.029), with_interval(0.5, float("nan"))
     ('0.9553 ± 0.0290', '0.5000')
     """
-    if math.isnan(half_width) or not math.isfinite(mean):
+    if not half_width > 0 or not math.isfinite(mean):
         return number(mean, sign=sign)
     scale = max(abs(mean), half_width)
     return f"{number(mean, scale, sign=sign)} ± {number(half_width, scale)}"

@@ -1,0 +1,273 @@
+"""The page: verdict, tables, figures, and how the run was made."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from html import escape
+from importlib.resources import files
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from cqm.experiments.drawing import Picture
+from cqm.experiments.figures import make_figures
+from cqm.experiments.records import Results, load
+from cqm.experiments.scores import domain_title, title_of
+from cqm.experiments.tables import make_tables
+from cqm.experiments.typeset import MARKS, Cell, Table
+from cqm.report.verdict import Card, cards, verdict
+from cqm.storage import write_pieces
+
+PARTS = ("physics", "compilation", "training", "evaluation", "rest")
+_MEANING = {
+    "agrees": "agrees with the paper",
+    "better": "better than the paper",
+    "worse": "worse than the paper",
+}
+_KINDS = {
+    "score": "Scores against what can be reached",
+    "alignment": "Alignment of advantages",
+    "regret": "Distribution of regret",
+    "curves": "Learning",
+    "spectrum": "Rank of the effects",
+    "diagnosis": "Diagnosis",
+}
+
+
+def write_report(directory: str | Path) -> Path:
+    """Write `report.html` from the results in a directory; returns its path.
+
+    The page needs nothing else: no network, no other file.
+    """
+    directory = Path(directory)
+    path = directory / "report.html"
+    write_pieces(path, [render(load(directory)).encode()])
+    return path
+
+
+def render(results: Results) -> str:
+    """The page as HTML; everything that comes from data is escaped."""
+    tables = make_tables(results)
+    own = [table for table in tables if not _is_beyond(table)]
+    beyond = [table for table in tables if _is_beyond(table)]
+    preset = escape(str(results.run.get("preset", "unnamed")))
+    sections = {
+        "verdict": ("Verdict", _verdict(results)),
+        "tables": ("Tables", "".join(_tables(own))),
+        "figures": ("Figures", "".join(_figures(make_figures(results)))),
+        "beyond": ("Beyond the paper", "".join(_tables(beyond))),
+        "run": ("The run", "".join(_run(results))),
+    }
+    sections = {name: section for name, section in sections.items() if section[1]}
+    links = "".join(f'<a href="#{name}">{title}</a>' for name, (title, _) in sections.items())
+    body = "".join(
+        f'<section id="{name}"><h2>{title}</h2>{content}</section>'
+        for name, (title, content) in sections.items()
+    )
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>cqm benchmark, {preset}</title>
+<style>
+{_asset("page.css")}</style>
+</head>
+<body>
+<header><h1>What actions change</h1>
+<p>Counterfactual Quotient Models: the paper's benchmark, preset <b>{preset}</b>, beside the
+paper's own figures. {escape(_extent(results))}</p>
+<nav aria-label="Contents">{links}</nav></header>
+<main>
+{body}
+</main>
+<script>
+{_asset("page.js")}</script>
+</body>
+</html>
+"""
+
+
+def _asset(name: str) -> str:
+    return files("cqm.report").joinpath(name).read_text(encoding="utf-8")
+
+
+def _is_beyond(table: Table) -> bool:
+    return table.title.startswith("Beyond the paper")
+
+
+def _extent(results: Results) -> str:
+    jobs = len(results.scores)
+    seeds = ", ".join(map(str, results.seeds))
+    plural = "seed" if len(results.seeds) == 1 else "seeds"
+    domains = ", ".join(map(domain_title, results.domains))
+    return f"{jobs} scores on {domains}; {plural} {seeds}."
+
+
+def _verdict(results: Results) -> str:
+    sentences = "".join(f"<li>{escape(sentence)}</li>" for sentence in verdict(results))
+    return f'<div class="cards">{"".join(map(_card, cards(results)))}</div><ul>{sentences}</ul>'
+
+
+def _card(card: Card) -> str:
+    ceiling = f" ceiling {card.ceiling:.3f}" if math.isfinite(card.ceiling) else ""
+    bar = ""
+    if math.isfinite(card.share):
+        width = min(max(card.share, 0.0), 1.0)
+        bar = f'<div class="bar"><i style="width:{width:.1%}"></i></div>'
+        bar += f"<small>{card.share:.0%} of the way from chance to the ceiling</small>"
+    return (
+        f"<article><h3>{escape(card.title)}</h3><p><b>{card.accuracy:.3f}</b>{ceiling}</p>"
+        f"{bar}<small>most accurate: {escape(card.leader)}</small>"
+        f"<small>{escape(card.agreement)}</small></article>"
+    )
+
+
+def _tables(tables: list[Table]) -> Iterator[str]:
+    """Tables, after the notes that several of them share."""
+    counts = Counter(note for table in tables for note in table.notes)
+    shared = [note for note, count in counts.items() if count > 1]
+    yield "".join(f"<p>{escape(note)}</p>" for note in shared)
+    for table in tables:
+        yield _table(replace(table, notes=tuple(n for n in table.notes if n not in shared)))
+
+
+def _table(table: Table) -> str:
+    """A table in a box of its own, which scrolls on narrow screens; headers sort it."""
+    head = "".join(
+        f'<th scope="col"{_align(i, table)} aria-sort="none">'
+        + (f'<button type="button">{escape(title)}</button>' if title else "")
+        + "</th>"
+        for i, title in enumerate(table.header)
+    )
+    body = "".join(_group(group, table) for group in table.groups)
+    notes = "".join(f"<p>{escape(note)}</p>" for note in table.notes)
+    title = escape(table.title.removeprefix("Beyond the paper, "))
+    title = title[:1].upper() + title[1:]
+    return (
+        f'<h3 id="table-{table.name}">{title}</h3><p>{escape(table.caption)}</p>'
+        f'<div class="scroll" role="region" tabindex="0" aria-labelledby="table-{table.name}">'
+        f"<table><thead><tr>{head}</tr></thead>{body}</table></div>"
+        f'<div class="notes">{notes}</div>'
+    )
+
+
+def _group(group: tuple[tuple[Cell, ...], ...], table: Table) -> str:
+    """Rows that stay together; the first cell, if the rest leave it empty, stands for all."""
+    spans = len(group) > 1 and all(not row[0].text for row in group[1:])
+    rows = ""
+    for number, row in enumerate(group):
+        cells = ""
+        for i, cell in enumerate(row):
+            if i == 0 and spans:
+                if number == 0:
+                    cells += f'<th scope="rowgroup" rowspan="{len(group)}">{escape(cell.text)}</th>'
+            else:
+                cells += _cell(cell, i, table)
+        rows += f"<tr{' class=more' if number else ''}>{cells}</tr>"
+    return f"<tbody>{rows}</tbody>"
+
+
+def _cell(cell: Cell, column: int, table: Table) -> str:
+    mean, plus_minus, half = cell.text.partition("±")
+    text = escape(mean)
+    if cell.bold:
+        text = f"<b>{text.strip()}</b> "
+    if plus_minus:
+        text += f"<span>±{escape(half)}</span>"
+    if cell.mark:
+        meaning = _MEANING[cell.mark]
+        text += f'<i class="{cell.mark}" title="{meaning}" role="img" aria-label="{meaning}">'
+        text += f"{MARKS[cell.mark]}</i>"
+    elif column >= table.num_labels and any(row[column].mark for row in table.rows):
+        text += "<i></i>"  # figures stand below each other
+    value = "" if math.isnan(cell.value) else f' data-value="{cell.value!r}"'
+    return f"<td{_align(column, table)}{value}>{text}</td>"
+
+
+def _align(column: int, table: Table) -> str:
+    return "" if column < table.num_labels else ' class="figure"'
+
+
+def _figures(pictures: Iterable[Picture]) -> Iterator[str]:
+    for kind, group in groupby(pictures, key=lambda picture: picture.name.partition("-")[0]):
+        shown = list(group)
+        yield f"<h3>{_KINDS[kind]}</h3><p>{escape(shown[0].reading)}</p><div class='figures'>"
+        for picture in shown:
+            svg = picture.svg.replace(' xmlns="http://www.w3.org/2000/svg"', "", 1)
+            label = escape(f"{_KINDS[kind]}, {picture.title}. {picture.caption}")
+            svg = svg.replace("<svg", f'<svg role="img" aria-label="{label}"', 1)
+            yield f'<figure id="{escape(picture.name)}"><figcaption><b>{escape(picture.title)}.</b> '
+            yield f"{escape(picture.caption)}</figcaption>{svg}</figure>"
+        yield "</div>"
+
+
+def _run(results: Results) -> Iterator[str]:
+    run = results.run
+    command = escape(str(run.get("command", "cqm reproduce")))
+    yield f"<h3>How to run it again</h3><pre><code>{command}</code></pre>"
+    yield "<p>A run that was stopped goes on where it was. This page is made again from the saved "
+    yield "results, without training, by <code>cqm report</code> with their directory.</p>"
+    if run.get("failed"):
+        yield "<h3>Jobs that failed</h3><div class='scroll' tabindex='0' role='region' "
+        yield "aria-label='Jobs that failed'><table><thead><tr><th>Domain</th><th>Seed</th>"
+        yield "<th>Method</th><th>Error</th></tr></thead><tbody>"
+        for job in run["failed"]:
+            words = (
+                domain_title(str(job.get("domain", ""))),
+                str(job.get("seed", "")),
+                title_of(str(job.get("method", ""))),
+                str(job.get("error", "")),
+            )
+            yield f"<tr>{''.join(f'<td>{escape(word)}</td>' for word in words)}</tr>"
+        yield "</tbody></table></div>"
+    yield "<h3>Where the time went</h3>"
+    yield from _times(results.times)
+    for title, key in (("Protocol", "protocol"), ("Versions", "versions"), ("Machine", "machine")):
+        values = list(_flat(run.get(key, {})))
+        if values:
+            rows = "".join(f"<dt>{escape(a)}</dt><dd>{escape(b)}</dd>" for a, b in values)
+            yield f"<h3>{title}</h3><dl>{rows}</dl>"
+
+
+def _times(times: dict[str, Any]) -> Iterator[str]:
+    total = math.fsum(times.get(part, 0.0) for part in PARTS)
+    if not total:
+        yield "<p>The times of this run were not kept with its results.</p>"
+        return
+    yield '<div class="split" aria-hidden="true">'
+    yield "".join(
+        f'<i class="{part}" style="width:{times.get(part, 0.0) / total:.2%}"></i>' for part in PARTS
+    )
+    yield "</div><ul class='split-key'>"
+    for part in PARTS:
+        seconds = times.get(part, 0.0)
+        yield f'<li><i class="{part}"></i>{part} <b>{seconds / total:.1%}</b> '
+        yield f"<span>{_duration(seconds)}</span></li>"
+    yield f"</ul><p>{_duration(total)} of work over all jobs"
+    if times.get("wall"):
+        yield f", in {_duration(times['wall'])} by the clock"
+    yield ".</p>"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, hours = seconds / 60, seconds / 3600
+    return f"{minutes:.1f} min" if minutes < 90 else f"{hours:.1f} h"
+
+
+def _flat(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
+    """Nested settings as lines: the path of names, and the value."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _flat(inner, f"{name}.{key}" if name else str(key))
+    elif isinstance(value, list) and any(isinstance(item, dict) for item in value):
+        for i, inner in enumerate(value, 1):
+            yield from _flat(inner, f"{name}.{i}")
+    else:
+        yield name, ", ".join(map(str, value)) if isinstance(value, list) else str(value)

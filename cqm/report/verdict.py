@@ -1,0 +1,225 @@
+"""What a run shows, in plain words computed from its results."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from cqm.experiments import paper
+from cqm.experiments.figures import DIAGNOSED, diagnosis
+from cqm.experiments.records import Results
+from cqm.experiments.scores import (
+    MEASURES,
+    PUBLISHED,
+    against_paper,
+    best,
+    difference,
+    domain_title,
+    ranking,
+    score,
+    title_of,
+)
+from cqm.experiments.typeset import number
+
+
+@dataclass(frozen=True)
+class Card:
+    """A domain at a glance."""
+
+    title: str
+    leader: str
+    accuracy: float
+    ceiling: float
+    share: float
+    """Of the way from chance to the ceiling; NaN where it is unknown."""
+    agreement: str
+
+
+def verdict(results: Results) -> list[str]:
+    """Sentences from the most to the least important; those without data are left out."""
+    sentences = [
+        smaller(results),
+        winners(results),
+        agreement(results),
+        reached(results),
+        _walker(results),
+        _default(results),
+        _conditioned(results),
+        failures(results),
+    ]
+    return [sentence for sentence in sentences if sentence]
+
+
+def cards(results: Results) -> list[Card]:
+    """One for each domain in which a method of the paper has finished."""
+    made = []
+    for domain in results.domains:
+        for leader in best(results, domain, "accuracy")[:1]:
+            accuracy = score(results, domain, leader, "accuracy")
+            share = score(results, domain, leader, "ceiling_share")
+            counts = _against_paper(results, [domain])
+            made.append(
+                Card(
+                    title=domain_title(domain),
+                    leader=title_of(leader),
+                    accuracy=accuracy.mean if accuracy else math.nan,
+                    ceiling=results.ceiling(domain, "accuracy_ceiling")[0],
+                    share=share.mean if share else math.nan,
+                    agreement=f"{counts['agrees']} of {counts.total()} figures agree"
+                    if counts.total()
+                    else "",
+                )
+            )
+    return made
+
+
+def smaller(results: Results) -> str:
+    """What the run has less of than the paper's experiment; empty if nothing."""
+    protocol = results.run.get("protocol", {})
+    has = {**protocol.get("training", {}), **protocol}
+    names = {"states": "training states", "test_states": "test states", "updates": "updates"}
+    less = [
+        f"{has[key]:,} of {full:,} {names[key]}"
+        for key, full in paper.PROTOCOL.items()
+        if isinstance(has.get(key), int) and has[key] < full
+    ]
+    if len(results.seeds) < paper.NUM_SEEDS:
+        less.append(f"{len(results.seeds)} of {paper.NUM_SEEDS} seeds")
+    if not less:
+        return ""
+    return (
+        f"This run is smaller than the paper's experiment: {_list(less)}. "
+        "It shows how the methods compare; differences from the paper's figures are to be expected."
+    )
+
+
+def winners(results: Results) -> str:
+    """Which of the paper's methods is best where, and whether by more than chance."""
+    domains = [domain for domain in results.domains if ranking(results, domain, "accuracy")]
+    if not domains:
+        return ""
+    won: dict[str, list[str]] = {}
+    clear = []
+    for domain in domains:
+        ranked = ranking(results, domain, "accuracy")
+        won.setdefault(" and ".join(map(title_of, best(results, domain, "accuracy"))), []).append(
+            domain_title(domain)
+        )
+        if len(ranked) > 1:
+            lead = difference(results, domain, "accuracy", ranked[0], ranked[1])
+            if lead and lead.mean > lead.half_width("student"):
+                clear.append(domain_title(domain))
+    parts = [
+        f"{method} in {len(where)} of {len(domains)} domains ({_list(where)})"
+        for method, where in sorted(won.items(), key=lambda item: -len(item[1]))
+    ]
+    text = f"Of the paper's methods, the most accurate is {_list(parts, ', ')}."
+    if len(results.seeds) < 2:
+        return f"{text} With one seed it cannot be said whether a lead is chance."
+    if not clear:
+        return f"{text} No lead over the second is larger than its Student-t interval."
+    return f"{text} Its lead is larger than the Student-t interval of the lead in {_list(clear)}."
+
+
+def agreement(results: Results) -> str:
+    """How many of the paper's figures are met, and where ours is worse."""
+    parts, worse = [], []
+    for measure in PUBLISHED:
+        counts = _against_paper(results, results.domains, [measure.key])
+        if counts.total():
+            parts.append(f"{counts['agrees']} of {counts.total()} for {_lower(measure.title)}")
+    for domain in results.domains:
+        worse += [
+            f"{title_of(method)} on {domain_title(domain)}"
+            for method in paper.METHODS
+            if against_paper(results, domain, method, MEASURES["accuracy"]) == "worse"
+        ]
+    if not parts:
+        return ""
+    how = "intervals overlap" if len(results.seeds) > 1 else "ours lies within the paper's interval"
+    text = f"Figures that agree with the paper ({how}): {_list(parts)}."
+    if worse:
+        return f"{text} Less accurate than the paper by more than the intervals: {_list(worse)}."
+    return f"{text} No method is less accurate than in the paper by more than the intervals."
+
+
+def reached(results: Results) -> str:
+    """How much of what could be reached the best method gets."""
+    shares = []
+    for domain in results.domains:
+        for leader in ranking(results, domain, "accuracy")[:1]:
+            share = score(results, domain, leader, "ceiling_share")
+            if share and math.isfinite(share.mean):
+                shares.append(f"{share.mean:.0%} on {domain_title(domain)}")
+    if not shares:
+        return ""
+    return f"Of the way from chance to the ceiling, the best of them goes {_list(shares)}."
+
+
+def failures(results: Results) -> str:
+    """How many jobs failed."""
+    num = len(results.run.get("failed", []))
+    if num == 1:
+        return "One job failed; it is listed below."
+    return f"{num} jobs failed; they are listed below." if num else ""
+
+
+def _walker(results: Results) -> str:
+    known = math.isfinite(results.ceiling(DIAGNOSED, "noise_floor")[0])
+    return diagnosis(results, DIAGNOSED) if known and results.energies(DIAGNOSED) else ""
+
+
+def _default(results: Results) -> str:
+    changes = []
+    for domain in results.domains:
+        change = difference(results, domain, "accuracy", "default", "cqm")
+        if change and math.isfinite(change.mean):
+            size = number(round(change.mean, 3) + 0.0, sign="+")[:-1]
+            changes.append(f"{size} on {domain_title(domain)}")
+    if not changes:
+        return ""
+    return f"Beyond the paper, accuracy of the default model against CQM-B's: {_list(changes)}."
+
+
+def _conditioned(results: Results) -> str:
+    """Who wins where all of the paper's methods have conditioned input."""
+    won: dict[str, list[str]] = {}
+    for domain in results.domains:
+        means = {
+            method: ours.mean
+            for method in paper.METHODS
+            if (ours := score(results, domain, f"{method}+effect", "accuracy"))
+        }
+        if len(means) == len(paper.METHODS):
+            won.setdefault(title_of(max(means, key=means.__getitem__)), []).append(
+                domain_title(domain)
+            )
+    if not won:
+        return ""
+    parts = [f"{method} in {_list(where)}" for method, where in won.items()]
+    return f"With the same conditioned input for every method, the most accurate is {_list(parts)}."
+
+
+def _against_paper(
+    results: Results, domains: Iterable[str], keys: Iterable[str] | None = None
+) -> Counter[str]:
+    found = Counter(
+        against_paper(results, domain, method, measure)
+        for measure in PUBLISHED
+        for domain in domains
+        for method in paper.METHODS
+        if keys is None or measure.key in keys
+    )
+    del found[""]
+    return found
+
+
+def _list(items: list[str], separator: str = " and ") -> str:
+    """Items as in a sentence."""
+    return separator.join([", ".join(items[:-1]), items[-1]]) if len(items) > 1 else items[0]
+
+
+def _lower(title: str) -> str:
+    return title[:1].lower() + title[1:]
