@@ -78,6 +78,11 @@ class Picture:
     svg: str
 
     @property
+    def kind(self) -> str:
+        """The first word of its name."""
+        return self.name.partition("-")[0]
+
+    @property
     def document(self) -> str:
         """The figure as a file of its own, which follows the reader's light or dark."""
         style = (

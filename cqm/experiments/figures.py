@@ -28,14 +28,14 @@ READING = {
     "methods beyond the paper.",
     "alignment": "Predicted against true advantages of held-out states, actions and rewards, each "
     "centred and scaled within its state. The stronger its colour, the more a hexagon holds; on "
-    "the line the prediction is perfect. Above each panel the correlation, and the paper's in brackets.",
+    "the line the prediction is perfect. Above each the correlation (the paper's in brackets).",
     "regret": "Share of decisions that lose no more than a given regret, means over seeds. Farther "
     "left and higher is better.",
     "curves": "Above, held-out accuracy and its ceiling (dashed); below, the training loss as a "
     "share of its first value, because targets differ between methods. Means over seeds.",
-    "spectrum": "Share of the pooled effects' energy that the best directions hold together.",
-    "diagnosis": "Above the line, what cannot be had: noise of the labels, and effects outside the "
-    "rank. Below, errors. Dashed is the noise floor; dotted, predicting nothing.",
+    "spectrum": "Curves: the share of the pooled effects' energy that the best directions hold.",
+    "diagnosis": "Bars, above the line: what cannot be had, for noise of the labels or for the "
+    "rank; below it: errors of models. Dashed is the noise floor; dotted, predicting nothing.",
 }
 """How figures of each kind are read."""
 _LEVELS = 6  # shades of a hexagon
@@ -237,7 +237,9 @@ def curves_figure(results: Results, domain: str) -> Picture | None:
             ceiling, _ = results.ceiling(domain, "accuracy_ceiling")
             if math.isfinite(ceiling):
                 panels[0].axhline(ceiling, color=INK, alpha=0.7, linewidth=0.9, linestyle="--")
-            panels[0].set(ylim=(0, 1.03), ylabel="accuracy")
+            highest = max(max(y) for _, y in accuracies.values())
+            highest = max(highest, ceiling) if math.isfinite(ceiling) else highest
+            panels[0].set(ylim=(0, min(1.03, 1.2 * highest)), ylabel="accuracy")
         _legend_below(panels[-1])
     ends = {method: line[1][-1] for method, line in accuracies.items()}
     text = "Accuracy while learning was not recorded."

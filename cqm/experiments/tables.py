@@ -41,6 +41,12 @@ _RULE_ONE = (
     "≈: our value lies within the paper's interval; ▲: it is better than that interval; ▼: worse."
 )
 
+_CONDITIONING = (
+    "Raw input: observations as they are, as in the paper. Effect: the span of the training "
+    "effects and the rest of the observation, each whitened. Whiten: all of it whitened. Changes "
+    "are means over the seeds that both have."
+)
+
 
 def write_tables(directory: str | Path) -> list[Path]:
     """Write every table of a run as Markdown, CSV and LaTeX into `tables/`; returns the files."""
@@ -249,12 +255,10 @@ def conditioning(results: Results, measure: Measure) -> Table:
     return Table(
         name=f"conditioning-{measure.key.replace('_', '-')}",
         title=f"Beyond the paper, conditioned input: {_lower(measure.title)}",
-        caption="Raw: observations as they are, as in the paper. Effect: the span of the training "
-        "effects and the rest of the observation, each whitened. Whiten: all of it whitened. "
-        "Changes are means over the seeds that both have.",
+        caption=measure.caption.partition(". ")[0].removesuffix(".") + ".",
         header=("Domain", "Input", *(TITLES[method] for method in methods)),
         groups=tuple(groups) if methods else (),
-        notes=tuple(_seed_notes(results, [*methods, *conditioned])),
+        notes=(_CONDITIONING, *_seed_notes(results, [*methods, *conditioned])),
         records=tuple(records),
         num_labels=2,
     )

@@ -32,8 +32,8 @@ _KINDS = {
     "alignment": "Alignment of advantages",
     "regret": "Distribution of regret",
     "curves": "Learning",
-    "spectrum": "Rank of the effects",
-    "diagnosis": "Diagnosis",
+    "spectrum": "What limits the models: noise, rank and conditioning",
+    "diagnosis": "What limits the models: noise, rank and conditioning",
 }
 
 
@@ -122,7 +122,7 @@ def _card(card: Card) -> str:
         bar += f"<small>{card.share:.0%} of the way from chance to the ceiling</small>"
     return (
         f"<article><h3>{escape(card.title)}</h3><p><b>{card.accuracy:.3f}</b>{ceiling}</p>"
-        f"{bar}<small>most accurate: {escape(card.leader)}</small>"
+        f"{bar}<small>most accurate: <span>{escape(card.leader)}</span></small>"
         f"<small>{escape(card.agreement)}</small></article>"
     )
 
@@ -194,15 +194,16 @@ def _align(column: int, table: Table) -> str:
 
 
 def _figures(pictures: Iterable[Picture]) -> Iterator[str]:
-    for kind, group in groupby(pictures, key=lambda picture: picture.name.partition("-")[0]):
+    for heading, group in groupby(pictures, key=lambda picture: _KINDS[picture.kind]):
         shown = list(group)
-        yield f"<h3>{_KINDS[kind]}</h3><p>{escape(shown[0].reading)}</p><div class='figures'>"
+        reading = " ".join(dict.fromkeys(picture.reading for picture in shown))
+        yield f"<h3>{heading}</h3><p>{escape(reading)}</p><div class='figures'>"
         for picture in shown:
             svg = picture.svg.replace(' xmlns="http://www.w3.org/2000/svg"', "", 1)
-            label = escape(f"{_KINDS[kind]}, {picture.title}. {picture.caption}")
+            label = escape(f"{heading}, {picture.title}. {picture.caption}")
             svg = svg.replace("<svg", f'<svg role="img" aria-label="{label}"', 1)
-            yield f'<figure id="{escape(picture.name)}"><figcaption><b>{escape(picture.title)}.</b> '
-            yield f"{escape(picture.caption)}</figcaption>{svg}</figure>"
+            yield f'<figure id="{escape(picture.name)}"><figcaption><b>{escape(picture.title)}.</b>'
+            yield f" {escape(picture.caption)}</figcaption>{svg}</figure>"
         yield "</div>"
 
 
