@@ -141,13 +141,14 @@ def preset(name: str) -> Protocol:
     """
     first = ("ceilings", *LIMITS, *PAPER)
     if name == "paper":
+        ranks = ("cqm-full-rank", "cqm-full-rank+effect")
         conditioned = tuple(f"{method}+effect" for method in PAPER)
         return Protocol(
             "paper",
             (
                 Stage(first, SEEDS),
                 Stage(("default",), SEEDS),
-                Stage(conditioned, SEEDS[:3]),
+                Stage((*conditioned, *ranks), SEEDS[:3]),
                 Stage(("world-ensemble",), SEEDS[:3]),
             ),
         )

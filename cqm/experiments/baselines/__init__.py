@@ -7,7 +7,11 @@ from cqm.experiments.baselines.chance import RandomChoice
 from cqm.experiments.baselines.cocoa import Cocoa
 from cqm.experiments.baselines.direct_value import DirectValue
 from cqm.experiments.baselines.oracle import Oracle
-from cqm.experiments.baselines.quotient_model import DefaultModel, QuotientModel
+from cqm.experiments.baselines.quotient_model import (
+    DefaultModel,
+    FullRankModel,
+    QuotientModel,
+)
 from cqm.experiments.baselines.successor_features import SuccessorFeatures
 from cqm.experiments.baselines.task_td import TaskTD
 from cqm.experiments.baselines.world_ensemble import WorldEnsemble
@@ -16,6 +20,7 @@ from cqm.experiments.baselines.zero import ZeroEffect
 
 METHODS: dict[str, Callable[[Lesson], Predictor]] = {
     "cqm": QuotientModel,
+    "cqm-full-rank": FullRankModel,
     "world": WorldModel,
     "sf": SuccessorFeatures,
     "direct": DirectValue,

@@ -1,7 +1,9 @@
-"""`cqm` and `default`: the effect model, as the paper has it and as the library sets it up.
+"""`cqm`, `cqm-full-rank` and `default`: the effect model, as the paper has it and otherwise.
 
 Both learn the centred outcomes of paired branches, without rewards. `cqm` is the paper's CQM-B:
 raw input unless the lesson conditions it, rank 8, width 128, one network, the lesson's training.
+`cqm-full-rank` differs in its decoder alone, which can express every effect: what it gains is what
+the paper's rank of 8 costs.
 `default` is what `cqm.EffectModel()` gives a user; it brings its own conditioning and training, so
 of the lesson it takes the seed, and as many updates in proportion as the lesson has of the paper's.
 """
@@ -35,6 +37,18 @@ class QuotientModel(Predictor):
     def outcomes(self, branches: Branches) -> np.ndarray:
         """κ(o, a)."""
         return self.model.effect(branches.observations)
+
+
+class FullRankModel(QuotientModel):
+    """The same with a decoder that nothing is lost in, fitted to a lesson."""
+
+    def _model(self, lesson: Lesson) -> EffectModel:
+        return EffectModel.paper(
+            seed=lesson.training.seed,
+            training=lesson.training,
+            conditioning=lesson.conditioning,
+            rank=None,
+        )
 
 
 class DefaultModel(QuotientModel):
