@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -17,8 +17,10 @@ from cqm.decisions import advantage
 from cqm.experiments import metrics
 from cqm.experiments.baselines import METHODS, Lesson, Predictor
 from cqm.experiments.protocol import Job, Protocol
+from cqm.models.conditioning import Conditioning
 from cqm.quotient import center
 from cqm.worlds import reload_world
+from cqm.worlds.nuisance import NuisanceWorld
 
 SCORES = (
     "accuracy",
@@ -37,6 +39,7 @@ def do_job(
 ) -> dict[str, Any]:
     """The record of a job: rows for each of the benchmark's CSV files, and where time went."""
     world = reload_world(sets["test"].manifest["world"])
+    assert isinstance(world, NuisanceWorld)
     training, held_out = (
         world.mixed_weights(directions)
         for directions in protocol.rewards(len(world.native.feature_names))
@@ -49,7 +52,7 @@ def do_job(
         branches=sets["training"],
         rewards=training,
         training=replace(protocol.training, seed=job.seed),
-        conditioning=job.conditioning,
+        conditioning=cast(Conditioning, job.conditioning),
         directory=directory,
         show_progress=False,
     )
@@ -162,9 +165,9 @@ class _Compilation:
         self.seconds = 0.0
         jax.monitoring.register_event_duration_secs_listener(self._listen)
 
-    def _listen(self, event: str, duration: float, **_: Any) -> None:
+    def _listen(self, event: str, duration_secs: float, **_: str | int) -> None:
         if event in _COMPILING:
-            self.seconds += duration
+            self.seconds += duration_secs
 
 
 _COMPILING = (

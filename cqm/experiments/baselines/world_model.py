@@ -1,10 +1,19 @@
 """`world`: an absolute one-step world model, rolled forward.
 
-It learns the next observation of (observation, action) by least squares, from every transition that
-the branches contain, with the same network as the effect model. To compare actions, it predicts the
-next observation under each of them and goes on from there with the mean continuation until the
-horizon; the discounted sum of what it predicts is the outcome. It stands for the paper's
-"absolute one-step world model rolled forward with mean continuation actions".
+It learns the next observation of (observation, action) by least squares, from the first step of
+every branch, with the same network as the effect model; a batch holds all actions of its states. To
+compare actions, it predicts the next observation under each of them and goes on from there with the
+mean continuation until the horizon; the discounted sum of what it predicts is the outcome. It
+stands for the paper's "absolute one-step world model rolled forward with mean continuation
+actions".
+
+Choices that the text leaves. Data: with first steps and all actions of a state in one batch, the
+effect NMSE on reacher is 1.04 (the paper's is 1.037) and on cartpole 1.34; with single transitions
+drawn from all steps of all branches it is 1.19 and 2.16, because the nuisance, which the actions of
+a state share, no longer cancels from their comparison within a batch. Mean continuation:
+predictions averaged over the actions; averaging the embeddings instead changes no score by
+more than 0.01. Observations are divided by their root mean square, so that the network starts at the
+right scale.
 """
 
 from __future__ import annotations
@@ -20,8 +29,8 @@ from jax import Array
 
 from cqm.branches import Branches
 from cqm.experiments.baselines.base import Inputs, Lesson, Predictor, by_blocks, closed_only, fit
-from cqm.experiments.baselines.transitions import Transitions
-from cqm.experiments.baselines.vector import for_action, make_network, mean_over_actions
+from cqm.experiments.baselines.transitions import first_steps, observation_scale
+from cqm.experiments.baselines.vector import make_network, mean_over_actions
 from cqm.models.network import Network
 
 
@@ -33,17 +42,15 @@ class WorldModel(Predictor):
     def __init__(self, lesson: Lesson):
         closed_only(lesson.branches, "a world model")
         self.inputs, self.discounts = Inputs.of(lesson), lesson.branches.recipe.discounts
-        transitions = Transitions.of(lesson.branches, lesson.training)
-        self.scale, inputs = transitions.scale, self.inputs
+        self.scale, rows = observation_scale(lesson), first_steps(lesson.branches)
+        inputs, scale = self.inputs, self.scale
 
         def loss(network: Network, batch: Mapping[str, Array], key: Array, target: Any) -> Array:
-            embedded = network.embedding[batch["action"]]
-            predicted = for_action(network, inputs(batch["before"]), embedded)
-            error = predicted - batch["after"] / self.scale
+            error = network(inputs(batch["before"])) - batch["after"] / scale
             return jnp.mean(jnp.sum(error**2, axis=-1))
 
         network = make_network(lesson, self.inputs)
-        self.network = fit(network, loss, transitions, lesson, lesson.training, "world")
+        self.network = fit(network, loss, rows, lesson, lesson.training, "world")
 
     def outcomes(self, branches: Branches) -> np.ndarray:
         """Discounted sums of the predicted observations."""
