@@ -70,8 +70,7 @@ def reproduce(
     physics = _collect(out, protocol, missing, show_progress)
     failed = []
     tasks = [(str(out), protocol, job) for job in missing]
-    with progress("jobs", len(jobs), unit="jobs", show=show_progress) as advance:
-        advance(len(jobs) - len(missing))
+    with progress("jobs", len(missing), unit="jobs", show=show_progress) as advance:
         for (_, _, job), problem in run_side_by_side(_do_job, tasks, cores):
             if problem is not None:
                 failed.append((job, problem))

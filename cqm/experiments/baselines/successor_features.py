@@ -9,8 +9,8 @@ Choices that the text leaves. Data: as for `world`; first steps and all actions 
 batch give an accuracy of 0.31 on cartpole and 0.33 on reacher, single transitions from all steps
 0.20 and 0.20. Horizon: discounted without end, which is what a TD backup with γ computes, though
 the outcomes it is compared with end after H steps. A discount of γ(1 − 1/H), whose mean horizon
-is H, brings the effect NMSE from 1.16 and 1.40 to 1.02 and 1.05 and the absolute-future NMSE from 1.13
-to 0.92, but its choices are no better (0.34 and 0.28), and it is not in the text.
+is H, brings the effect NMSE from 1.16 and 1.40 to 1.02 and 1.05 and the absolute-future NMSE from
+1.13 to 0.92, but its choices are no better (0.34 and 0.28), and it is not in the text.
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ effect NMSE on reacher is 1.04 (the paper's is 1.037) and on cartpole 1.34; with
 drawn from all steps of all branches it is 1.19 and 2.16, because the nuisance, which the actions of
 a state share, no longer cancels from their comparison within a batch. Mean continuation:
 predictions averaged over the actions; averaging the embeddings instead changes no score by
-more than 0.01. Observations are divided by their root mean square, so that the network starts at the
-right scale.
+more than 0.01. Observations are divided by their root mean square, so that the network starts at
+the right scale.
 """
 
 from __future__ import annotations
