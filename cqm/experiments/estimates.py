@@ -47,8 +47,8 @@ def factor(num: int, interval: str) -> float:
 def estimate(values: Iterable[float]) -> Estimate:
     """Mean and standard error of the values that are defined.
 
-    >>> estimate([1.0, 2.0, 3.0, float("nan")])
-    Estimate(mean=2.0, error=0.5773502691896258, num=3, undefined=1)
+    >>> estimate([1.0, 3.0, float("nan")])
+    Estimate(mean=2.0, error=1.0, num=2, undefined=1)
     """
     values = list(values)
     defined = [value for value in values if not math.isnan(value)]

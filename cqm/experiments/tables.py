@@ -102,7 +102,7 @@ def paper_table(results: Results, measure: Measure) -> Table:
     """One of the paper's tables, ours beside it."""
     methods = [method for method in measure.methods if method in results.methods]
     groups, records = [], []
-    for domain in results.domains:
+    for domain in results.domains if methods else ():
         leaders = best(results, domain, measure.key)
         here, student, theirs = [], [], []
         for method in methods:
@@ -136,7 +136,7 @@ def paper_table(results: Results, measure: Measure) -> Table:
         title=measure.title,
         caption=measure.caption,
         header=tuple(header),
-        groups=tuple(groups) if methods else (),
+        groups=tuple(groups),
         notes=(
             f"{_RULE if len(results.seeds) > 1 else _RULE_ONE} Bold: the best learned method.",
             *_seed_notes(results, methods, measure),
@@ -374,5 +374,5 @@ def _seed_notes(
             for domain in results.domains
             if (ours := score(results, domain, method, measure.key)) and ours.undefined
         ]
-        notes += [f"Undefined for some seeds: {', '.join(undefined)}."] if undefined else []
+        notes += [f"Undefined for some seeds: {'; '.join(undefined)}."] if undefined else []
     return notes

@@ -73,6 +73,8 @@ def render(results: Results) -> str:
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">
+<meta http-equiv="Content-Security-Policy"
+ content="default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'">
 <title>cqm benchmark, {preset}</title>
 <style>
 {_asset("page.css")}</style>
@@ -174,11 +176,9 @@ def _group(group: tuple[tuple[Cell, ...], ...], table: Table) -> str:
 
 def _cell(cell: Cell, column: int, table: Table) -> str:
     mean, plus_minus, half = cell.text.partition("±")
-    text = escape(mean)
-    if cell.bold:
-        text = f"<b>{text.strip()}</b> "
+    text = f"<b>{escape(mean.strip())}</b>" if cell.bold else escape(mean.strip())
     if plus_minus:
-        text += f"<span>±{escape(half)}</span>"
+        text += f" <span>±{escape(half)}</span>"
     if cell.mark:
         meaning = _MEANING[cell.mark]
         text += f'<i class="{cell.mark}" title="{meaning}" role="img" aria-label="{meaning}">'
