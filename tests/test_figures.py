@@ -1,5 +1,6 @@
 import math
 import re
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import matplotlib
@@ -133,16 +134,26 @@ def test_curves_are_means_over_seeds_thinned_to_their_ends():
     assert y == [step + 2.0 for step in x]
 
 
-@pytest.mark.parametrize("missing", [n for n in COLUMNS if n != "scores.csv"])
-def test_without_a_file_its_figures_are_left_out(tmp_path, missing):
-    write_run(tmp_path, domains=("walker-walk",), seeds=(7,), methods=("cqm",), beyond=())
-    (tmp_path / missing).unlink()
-    names = {picture.name.partition("-")[0] for picture in figures.make_figures(load(tmp_path))}
-    lost = {
-        "ceilings.csv": {"diagnosis"},
-        "curves.csv": {"curves"},
-        "regret_cdf.csv": {"regret"},
-        "alignment.csv": {"alignment"},
-        "spectrum.csv": {"spectrum", "diagnosis"},
-    }[missing]
-    assert names == {"score", "alignment", "regret", "curves", "spectrum", "diagnosis"} - lost
+@pytest.mark.parametrize(
+    ("missing", "lost"),
+    [
+        ("curves", ["curves_figure"]),
+        ("regret_cdf", ["regret_figure"]),
+        ("alignment", ["alignment_figure"]),
+        ("spectrum", ["spectrum_figure", "diagnosis_figure"]),
+        ("ceilings", ["diagnosis_figure"]),
+    ],
+)
+def test_without_its_data_a_figure_is_left_out(run, missing, lost):
+    results = replace(load(run), **{missing: []})
+    for name in lost:
+        domain = () if name == "spectrum_figure" else ("walker-walk",)
+        assert getattr(figures, name)(results, *domain) is None
+
+
+def test_without_ceilings_scores_are_shown_alone(run):
+    results = replace(load(run), ceilings=[])
+    picture = figures.score_figure(results, "walker-walk")
+    assert not {"ceiling", "chance"} & set(texts(picture))
+    assert "ceiling" not in picture.caption
+    assert figures.curves_figure(results, "walker-walk") is not None

@@ -108,6 +108,20 @@ def drawing(name: str, height: float) -> Iterator[tuple[Figure, list[str]]]:
     svg.append(_tidy(buffer.getvalue(), name))
 
 
+def plain(text: str) -> str:
+    """Text to draw as it is: a dollar sign does not begin mathematics."""
+    return text.replace("$", r"\$")
+
+
+def file_name(kind: str, domain: str) -> str:
+    """A name for a figure that is safe in paths and in SVG.
+
+    >>> file_name("score", "my/world")
+    'score-my-world'
+    """
+    return f"{kind}-{re.sub(r'[^A-Za-z0-9]+', '-', domain)}"
+
+
 def mark_line(axes: Axes, x: float, text: str, *, style: str = "--") -> None:
     """A vertical line with its name above the axes."""
     axes.axvline(x, color=INK, alpha=0.7, linewidth=0.9, linestyle=style, zorder=1)

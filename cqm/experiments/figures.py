@@ -12,7 +12,17 @@ from matplotlib.colors import ListedColormap, to_rgb
 from matplotlib.ticker import LogLocator, MaxNLocator
 
 from cqm.experiments import paper
-from cqm.experiments.drawing import COLOURS, INK, STYLES, WIDTH, Picture, drawing, mark_line
+from cqm.experiments.drawing import (
+    COLOURS,
+    INK,
+    STYLES,
+    WIDTH,
+    Picture,
+    drawing,
+    file_name,
+    mark_line,
+    plain,
+)
 from cqm.experiments.records import Results, Row, load
 from cqm.experiments.scores import domain_title, ranking, score, title_of
 from cqm.storage import write_pieces
@@ -69,12 +79,12 @@ def score_figure(results: Results, domain: str) -> Picture | None:
     learned = [method for method in methods if method in paper.METHODS]
     if not methods:
         return None
-    name, title = f"score-{domain}", domain_title(domain)
+    name, title = file_name("score", domain), domain_title(domain)
     ceiling, _ = results.ceiling(domain, "accuracy_ceiling")
     with drawing(name, 0.9 + 0.2 * len(methods)) as (figure, svg):
         axes = figure.add_subplot()
         dots = [_dot(axes, results, domain, method, y) for y, method in enumerate(methods)]
-        axes.set_yticks(range(len(methods)), [title_of(method) for method in methods])
+        axes.set_yticks(range(len(methods)), [plain(title_of(method)) for method in methods])
         axes.set_ylim(len(methods) - 0.4, -0.6)
         axes.tick_params(axis="y", length=0)
         axes.spines["left"].set_visible(False)
@@ -121,7 +131,7 @@ def alignment_figure(results: Results, domain: str) -> Picture | None:
     ]
     if not cells or not methods:
         return None
-    name, title = f"alignment-{domain}", domain_title(domain)
+    name, title = file_name("alignment", domain), domain_title(domain)
     num_rows = math.ceil(len(methods) / 2)
     limit = 1.08 * max(abs(row["oracle"]) for row in cells)
     with drawing(name, 0.35 + WIDTH / 2 * num_rows) as (figure, svg):
@@ -193,7 +203,7 @@ def regret_figure(results: Results, domain: str) -> Picture | None:
     lines = _lines(results.regret_cdf, domain, "regret", "share", (*paper.METHODS, "random"))
     if not lines:
         return None
-    name = f"regret-{domain}"
+    name = file_name("regret", domain)
     with drawing(name, 3.0) as (figure, svg):
         axes = figure.add_subplot()
         smallest = min(x for line in lines.values() for x in line[0] if x > 0)
@@ -220,7 +230,7 @@ def curves_figure(results: Results, domain: str) -> Picture | None:
     accuracies = _lines(results.curves, domain, "step", "accuracy", tuple(paper.METHODS))
     if not losses:
         return None
-    name, num = f"curves-{domain}", 2 if accuracies else 1
+    name, num = file_name("curves", domain), 2 if accuracies else 1
     with drawing(name, 0.8 + 1.6 * num) as (figure, svg):
         panels = figure.subplots(num, 1, sharex=True, squeeze=False)[:, 0]
         for method, (x, loss) in losses.items():
@@ -261,7 +271,7 @@ def spectrum_figure(results: Results) -> Picture | None:
         for (domain, shares), method in zip(energies.items(), COLOURS, strict=False):
             ranks = range(len(shares) + 1)
             held = np.cumsum([0.0, *shares])
-            kept = f"{domain_title(domain)}, {held[: RANK + 1][-1]:.1%} by rank {RANK}"
+            kept = f"{plain(domain_title(domain))}, {held[: RANK + 1][-1]:.1%} by rank {RANK}"
             axes.plot(ranks, held, "o-", markersize=2.5, color=COLOURS[method], label=kept)
         mark_line(axes, RANK, f"rank {RANK}")
         axes.set(xlim=(0, None), ylim=(0, 1.03))
@@ -290,7 +300,7 @@ def diagnosis_figure(results: Results, domain: str) -> Picture | None:
     if math.isnan(floor) or not results.energies(domain) or "cqm" not in errors:
         return None
     outside = beyond_rank(results, domain)
-    name = f"diagnosis-{domain}"
+    name = file_name("diagnosis", domain)
     bars = [("label noise", floor, INK), (f"beyond rank {RANK}", outside, INK)]
     bars += [(title_of(method), error.mean, _colour(method)) for method, error in errors.items()]
     with drawing(name, 0.9 + 0.3 * len(bars)) as (figure, svg):
