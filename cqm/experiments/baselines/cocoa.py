@@ -60,11 +60,11 @@ class Cocoa(TaskPredictor):
         rewards = jnp.asarray(lesson.rewards, jnp.float32)
         values = realised_values(lesson)
         values = values - values.mean()
-        self.scale = float(values.std()) or 1.0
+        self.scale, spread = 1.0, float(values.std()) or 1.0
         num_actions = lesson.branches.num_actions
         rows = {
             "inputs": self.inputs.of_states(lesson.branches),
-            "values": (values / self.scale).astype(np.float32),
+            "values": (values / spread).astype(np.float32),
         }
 
         def pick(batch: Mapping[str, Array], key: Array) -> tuple[Array, Array]:
@@ -93,7 +93,9 @@ class Cocoa(TaskPredictor):
         ) -> Array:
             weights, returns = pick(batch, key)
             logits = hindsight(batch["inputs"], weights, returns[..., None])
-            advantages = contributed(jax.nn.softmax(logits), returns)
+            advantages = contributed(
+                jax.nn.softmax(logits), returns, jnp.full(returns.shape, 1 / num_actions)
+            )
             wanted = jax.nn.softmax(advantages / TEMPERATURE)
             predicted = network(batch["inputs"], weights[:, None])[:, 0]
             return -jnp.mean(jnp.sum(wanted * jax.nn.log_softmax(predicted), axis=-1))
@@ -104,13 +106,18 @@ class Cocoa(TaskPredictor):
         self.network = fit(policy, distillation_loss, rows, lesson, training, "cocoa-policy")
 
 
-def contributed(posterior: Array, outcomes: Array) -> Array:
-    """Advantages `[n, actions]` by contribution coefficients, the first actions being uniform.
+def contributed(posterior: Array, outcomes: Array, masses: Array) -> Array:
+    """Advantages `[n, actions]` by contribution coefficients p(a | o, u)/ρ(a) − 1, ρ uniform.
+
+    The mean outcome is taken off first: exact coefficients give a constant no credit, estimated
+    ones would.
 
     Args:
         posterior: p(a | o, u), `[n, k, actions]`.
         outcomes: u, the reward outcomes that followed the state, `[n, k]`.
+        masses: How much each counts: its discount, over the number of branches, `[n, k]`.
     """
     coefficients = posterior.shape[-1] * posterior - 1
-    baseline = outcomes - outcomes.mean(axis=-1, keepdims=True)
-    return jnp.mean(coefficients * baseline[..., None], axis=-2)
+    mean = (masses * outcomes).sum(axis=-1) / masses.sum(axis=-1)
+    credit = masses * (outcomes - mean[:, None])
+    return jnp.einsum("nka,nk->na", coefficients, credit)

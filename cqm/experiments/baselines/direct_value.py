@@ -31,6 +31,7 @@ class TaskPredictor(Predictor):
 
     network: TaskNetwork
     inputs: Inputs
+    scale: float  # of what the network predicts
 
     def outcomes(self, branches: Branches) -> None:
         """No vector: only scores for a reward."""
@@ -39,7 +40,7 @@ class TaskPredictor(Predictor):
     def values(self, branches: Branches, weights: np.ndarray) -> np.ndarray:
         """q(o, a, w)."""
         given = jnp.asarray(weights, jnp.float32)[None]
-        predict = eqx.filter_jit(lambda block: self.network(block, given))
+        predict = eqx.filter_jit(lambda block: self.network(block, given) * self.scale)
         return by_blocks(predict, self.inputs.of_states(branches))
 
 

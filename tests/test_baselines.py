@@ -1,0 +1,273 @@
+"""Every method of the benchmark on a world small enough to know the answer."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import cqm
+from cqm.decisions import ties
+from cqm.experiments.baselines import METHODS, Lesson
+from cqm.experiments.baselines.cocoa import contributed
+from cqm.experiments.baselines.transitions import Transitions
+from cqm.experiments.baselines.vector import for_action, mean_over_actions
+from cqm.measures import FiniteMDP, integrate, outcome_posterior, successor_measure
+from cqm.models.network import Network, num_parameters
+from cqm.models.training import Training, _Files
+from cqm.quotient import center
+from cqm.worlds.function import FunctionWorld
+
+QUICK = Training(
+    updates=800, batch_size=64, learning_rate=3e-3, schedule="cosine", chunk=400, seed=3
+)
+TINY = Training(updates=30, batch_size=16, chunk=10, seed=3)
+DISCOUNT = 0.7
+
+LAWS = np.random.default_rng(0).dirichlet(np.full(3, 0.5), size=(3, 2))  # [states, actions, states]
+
+
+def chain_step(state, action, exogenous):
+    """A finite MDP; the state is its indicator."""
+    laws = LAWS[state.argmax(axis=1), action[:, 0].astype(int)]
+    return np.eye(3)[(exogenous > np.cumsum(laws, axis=1)[:, :-1]).sum(axis=1)]
+
+
+def chain_world():
+    return FunctionWorld(
+        step=chain_step,
+        initial=lambda num, rng: np.eye(3)[rng.integers(3, size=num)],
+        exogenous=lambda num, horizon, rng: rng.random((num, horizon, 1)),
+        candidate_actions=[[0.0], [1.0]],
+        continuous=False,
+        feature_names=("a", "b", "c"),
+        observation_names=("a", "b", "c"),
+        name="chain",
+    )
+
+
+TURN = 0.9 * np.array([[np.cos(0.5), np.sin(0.5)], [-np.sin(0.5), np.cos(0.5)]])
+PUSH = np.array([[0.3, -0.1], [0.0, 0.0], [0.1, 0.3]])  # [actions, features]
+
+
+def linear_world():
+    """o' = o T + push of the action, so that outcomes are linear in o and known."""
+    return FunctionWorld(
+        step=lambda state, action, exogenous: state @ TURN + action,
+        initial=lambda num, rng: rng.uniform(-1, 1, (num, 2)),
+        candidate_actions=PUSH,
+        feature_names=("x", "y"),
+        observation_names=("x", "y"),
+        name="linear",
+    )
+
+
+def linear_outcomes(observations, horizon):
+    """Expected discounted sums under a uniform continuation, `[n, actions, features]`."""
+    reached = (observations @ TURN)[:, None] + PUSH
+    total = reached.copy()
+    for k in range(1, horizon):
+        reached = reached @ TURN + PUSH.mean(axis=0)
+        total += DISCOUNT**k * reached
+    return total
+
+
+def collected(world, states, seed, **changes):
+    settings = {"horizon": 5, "discount": DISCOUNT, "warmup": (0, 0), "per_step": True, **changes}
+    return cqm.collect(world, states=states, seed=seed, **settings)
+
+
+def directions(num, size, seed):
+    g = np.random.default_rng(seed).standard_normal((num, size))
+    return g / np.linalg.norm(g, axis=1, keepdims=True)
+
+
+@pytest.fixture(scope="module")
+def chain():
+    return collected(chain_world(), 4000, 1)
+
+
+@pytest.fixture(scope="module")
+def every_state():
+    """Branches that start in each state of the chain, for asking."""
+    branches = collected(chain_world(), 40, 2)
+    return branches, branches.observations.argmax(axis=1)
+
+
+@pytest.fixture(scope="module")
+def linear():
+    return collected(linear_world(), 2000, 1)
+
+
+@pytest.fixture(scope="module")
+def linear_test():
+    return collected(linear_world(), 200, 2)
+
+
+def lesson(branches, training=QUICK, **changes):
+    rewards = directions(32, len(branches.feature_names), 1)
+    return Lesson(branches, rewards, training, show_progress=False, **changes)
+
+
+def relative_error(predicted, true):
+    return np.sum((predicted - true) ** 2) / np.sum(true**2)
+
+
+def test_successor_features_are_those_of_the_finite_mdp(chain, every_state):
+    branches, states = every_state
+    predictor = METHODS["sf"](lesson(chain))
+    exact = successor_measure(FiniteMDP(LAWS), discount=DISCOUNT)[states]
+    assert predictor.absolute
+    assert np.abs(predictor.outcomes(branches) - exact).max() < 0.15
+
+
+def test_task_td_values_are_those_of_the_finite_mdp(chain, every_state):
+    branches, states = every_state
+    predictor = METHODS["task-td"](lesson(chain))
+    weights = directions(16, 3, 2)
+    exact = successor_measure(FiniteMDP(LAWS), discount=DISCOUNT)[states]
+    exact = np.swapaxes(exact @ weights.T, 1, 2)
+    assert relative_error(predictor.values(branches, weights), exact) < 0.02
+    assert predictor.outcomes(branches) is None
+
+
+@pytest.mark.parametrize("name", ["world", "world-ensemble"])
+def test_world_models_roll_linear_dynamics_forward(name, linear, linear_test):
+    predictor = METHODS[name](lesson(linear))
+    exact = linear_outcomes(linear_test.observations, 5)
+    assert predictor.absolute
+    assert relative_error(predictor.outcomes(linear_test), exact) < 1e-3
+    assert relative_error(center(predictor.outcomes(linear_test)), center(exact)) < 0.02
+
+
+def test_direct_values_are_those_of_linear_outcomes(linear, linear_test):
+    predictor = METHODS["direct"](lesson(linear))
+    weights = directions(16, 2, 2)
+    exact = np.swapaxes(linear_outcomes(linear_test.observations, 5) @ weights.T, 1, 2)
+    assert relative_error(predictor.values(linear_test, weights), exact) < 0.02
+
+
+def test_contribution_coefficients_give_the_advantages_of_the_finite_mdp():
+    """Exact posteriors over all that can follow: then the estimate has no error."""
+    measures = successor_measure(FiniteMDP(LAWS), discount=DISCOUNT, horizon=4)
+    reward = np.array([1.0, -0.5, 2.0])
+    posterior = np.swapaxes(outcome_posterior(measures), 1, 2)  # [states, events, actions]
+    visits = measures.mean(axis=1)  # discounted, under the uniform first action
+    outcomes = np.broadcast_to(reward, visits.shape)
+    advantages = contributed(posterior, outcomes, visits)
+    exact = integrate(center(measures), reward)
+    np.testing.assert_allclose(advantages, exact, atol=1e-6)
+    shifted = contributed(posterior, outcomes + 7.0, visits)
+    np.testing.assert_allclose(shifted, exact, atol=1e-5)  # a constant earns no credit
+
+
+def test_cocoa_learns_who_did_it_and_what_to_do(chain, every_state):
+    one_step = collected(chain_world(), 4000, 1, horizon=1)
+    predictor = METHODS["cocoa"](lesson(one_step))
+    branches, states = every_state
+    weights = directions(16, 3, 2)
+    measures = successor_measure(FiniteMDP(LAWS), discount=DISCOUNT, horizon=1)
+    values = np.swapaxes(measures[states] @ weights.T, 1, 2)
+    scores = predictor.values(branches, weights)
+    clear = np.ptp(values, axis=-1) > 0.1
+    assert clear.mean() > 0.3
+    assert np.mean((scores.argmax(-1) == values.argmax(-1))[clear]) > 0.95
+
+
+def test_the_three_vector_models_have_equally_many_parameters(linear):
+    given = lesson(linear, TINY)
+    counts = {
+        "cqm": num_parameters(METHODS["cqm"](given).model.network_),
+        "world": num_parameters(METHODS["world"](given).network),
+        "sf": num_parameters(METHODS["sf"](given).network),
+    }
+    assert len(set(counts.values())) == 1
+    network = Network(2, 3, 2, rank=8, width=128, key=jax.random.key(0))
+    assert counts["cqm"] == num_parameters(network)
+
+
+def test_one_action_at_a_time_is_the_same_network():
+    network = Network(5, 3, 4, key=jax.random.key(0))
+    inputs = jax.random.normal(jax.random.key(1), (7, 5))
+    every = network(inputs)
+    for action in range(3):
+        one = for_action(network, inputs, jnp.broadcast_to(network.embedding[action], (7, 16)))
+        np.testing.assert_allclose(one, every[:, action], atol=1e-6)
+    np.testing.assert_allclose(mean_over_actions(network, inputs), every.mean(axis=1), atol=1e-6)
+
+
+def test_transitions_are_those_of_the_branches():
+    """In the linear world every row can be checked against the dynamics."""
+    branches = collected(linear_world(), 50, 1, draws=2)
+    rows = Transitions.of(branches, TINY).window(0)
+    before, after = (np.asarray(rows[name], float) for name in ("before", "after"))
+    pushed = before @ TURN + PUSH[np.asarray(rows["action"])]
+    np.testing.assert_allclose(after, pushed, atol=1e-6)
+    again = Transitions.of(branches, TINY).window(0)
+    other = Transitions.of(branches, TINY).window(1)
+    np.testing.assert_array_equal(rows["before"], again["before"])
+    assert not np.array_equal(rows["before"], other["before"])
+
+
+def test_oracle_zero_and_random(linear, linear_test):
+    given, weights = lesson(linear, TINY), directions(16, 2, 2)
+    truth = np.swapaxes(linear_test.effects().mean(axis=1) @ weights.T, 1, 2)
+    oracle = METHODS["oracle"](given).values(linear_test, weights)
+    np.testing.assert_array_equal(oracle.argmax(-1), truth.argmax(-1))
+    zero = METHODS["zero"](given)
+    assert (ties(zero.values(linear_test, weights)) == 3).all()
+    assert not zero.absolute
+    chance = METHODS["random"](given)
+    scores = chance.values(linear_test, weights)
+    assert np.mean(scores.argmax(-1) == truth.argmax(-1)) == pytest.approx(1 / 3, abs=0.03)
+    np.testing.assert_array_equal(scores, chance.values(linear_test, weights))
+    assert chance.outcomes(linear_test) is None
+
+
+@pytest.mark.parametrize("name", ["sf", "cocoa"])
+def test_an_interrupted_fit_continues_to_the_same_predictions(
+    name, linear, linear_test, tmp_path, monkeypatch
+):
+    weights = directions(4, 2, 2)
+    whole = METHODS[name](lesson(linear, TINY)).values(linear_test, weights)
+    saved, save = [], _Files.save
+
+    def interrupted(self, *arguments):
+        save(self, *arguments)
+        saved.append(self.checkpoint.name)
+        if len(saved) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(_Files, "save", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        METHODS[name](lesson(linear, TINY, directory=tmp_path))
+    resumed = METHODS[name](lesson(linear, TINY, directory=tmp_path))
+    assert len(saved) == {"sf": 3, "cocoa": 5}[name]  # chunks of 10 of 30 (and 15) updates
+    np.testing.assert_array_equal(resumed.values(linear_test, weights), whole)
+    with pytest.raises(ValueError, match="of another training or other data"):
+        METHODS[name](lesson(linear[:100], TINY, directory=tmp_path))
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_every_method_answers_in_the_agreed_shapes(name):
+    branches = collected(linear_world(), 60, 1)
+    given = lesson(branches, replace(TINY, updates=2), conditioning="effect")
+    predictor, test = METHODS[name](given), branches[:7]
+    values = predictor.values(test, directions(4, 2, 2))
+    assert values.shape == (7, 4, 3)
+    assert np.isfinite(values).all()
+    outcomes = predictor.outcomes(test)
+    assert outcomes is None or outcomes.shape == (7, 3, 2)
+
+
+def test_lessons_that_do_not_fit_are_refused(linear):
+    with pytest.raises(ValueError, match=r"rewards must be \[rewards, 2 features\]"):
+        Lesson(linear, np.ones((32, 3)), TINY)
+    pairs = collected(linear_world(), 20, 1, arms=2)
+    with pytest.raises(ValueError, match="need families of all 3 arms; these have 2"):
+        lesson(pairs)
+    world = linear_world()
+    world.observation_names = ("u", "v")
+    with pytest.raises(ValueError, match="needs features that are the observation"):
+        METHODS["world"](lesson(collected(world, 20, 1), TINY))
