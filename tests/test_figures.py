@@ -72,7 +72,7 @@ def test_names_within_figures_are_unique_and_found(pictures):
 def test_panels_show_the_correlation_and_the_papers(pictures, run):
     mean = np.mean(list(load(run).values("reacher-easy", "cqm", "correlation").values()))
     assert f"CQM-B: {mean:.3f} (0.986)" in texts(pictures["alignment-reacher-easy"])
-    assert f"correlation of {mean:.3f}" in pictures["alignment-reacher-easy"].caption
+    assert f"correlation {mean:.3f}" in pictures["alignment-reacher-easy"].caption
 
 
 def test_an_undefined_correlation_is_shown_as_undefined(tmp_path):

@@ -43,6 +43,8 @@ READING = {
     "left and higher is better.",
     "curves": "Above, held-out accuracy and its ceiling (dashed); below, the training loss as a "
     "share of its first value, because targets differ between methods. Means over seeds.",
+    "losses": "Training loss as a share of its first value, because targets differ between "
+    "methods. Means over seeds.",
     "spectrum": "Curves: the share of the pooled effects' energy that the best directions hold.",
     "diagnosis": "Bars, above the line: what cannot be had, for noise of the labels or for the "
     "rank; below it: errors of models. Dashed is the noise floor; dotted, predicting nothing.",
@@ -133,7 +135,7 @@ def alignment_figure(results: Results, domain: str) -> Picture | None:
         return None
     name, title = file_name("alignment", domain), domain_title(domain)
     num_rows = math.ceil(len(methods) / 2)
-    limit = 1.08 * max(abs(row["oracle"]) for row in cells)
+    limit = 1.12 * max(abs(row["oracle"]) for row in cells)
     with drawing(name, 0.35 + WIDTH / 2 * num_rows) as (figure, svg):
         panels = figure.subplots(num_rows, 2, sharex=True, sharey=True, squeeze=False)
         for axes in panels.flat[len(methods) :]:
@@ -148,8 +150,8 @@ def alignment_figure(results: Results, domain: str) -> Picture | None:
     text = "No correlation is defined."
     if known:
         most, least = max(known, key=known.__getitem__), min(known, key=known.__getitem__)
-        text = f"{title_of(most)} lies closest to the line, with a correlation of {known[most]:.3f}"
-        text += f"; {title_of(least)} farthest, with {known[least]:.3f}." if most != least else "."
+        text = f"{title_of(most)} lies closest to the line, correlation {_three(known[most])}"
+        text += f"; {title_of(least)} farthest, {_three(known[least])}." if least != most else "."
     return Picture(name, title, text, READING["alignment"], svg[0])
 
 
@@ -170,7 +172,7 @@ def _hexagons(axes: Axes, rows: Sequence[Row], limit: float) -> None:
     shift = (np.arange(4) - 1.5) / 4 * width
     dx, dy = (grid.ravel() for grid in np.meshgrid(shift, shift))
     levels = ListedColormap(
-        [(*to_rgb(COLOURS["cqm"]), share) for share in np.linspace(0.12, 1, _LEVELS)]
+        [(*to_rgb(COLOURS["cqm"]), share) for share in np.linspace(0.07, 1, _LEVELS)]
     )
     hexagons = axes.hexbin(
         (x[:, None] + dx).ravel(),
@@ -178,7 +180,7 @@ def _hexagons(axes: Axes, rows: Sequence[Row], limit: float) -> None:
         C=np.repeat(count / len(dx), len(dx)),
         reduce_C_function=lambda counts: math.sqrt(sum(counts)),
         gridsize=18,
-        extent=(-0.95 * limit, 0.95 * limit, -0.95 * limit, 0.95 * limit),
+        extent=(-0.97 * limit, 0.97 * limit, -0.97 * limit, 0.97 * limit),
         cmap=levels,
         linewidths=0,
     )
@@ -193,7 +195,7 @@ def _hexagons(axes: Axes, rows: Sequence[Row], limit: float) -> None:
 
 def _correlation(results: Results, domain: str, method: str) -> str:
     ours = score(results, domain, method, "correlation")
-    text = "undefined" if ours is None or math.isnan(ours.mean) else f"{ours.mean:.3f}"
+    text = "undefined" if ours is None or math.isnan(ours.mean) else _three(ours.mean)
     published = paper.CORRELATION.get((domain, method))
     return f"{text} ({published.text})" if published else text
 
@@ -227,6 +229,7 @@ def regret_figure(results: Results, domain: str) -> Picture | None:
 def curves_figure(results: Results, domain: str) -> Picture | None:
     """Accuracy and loss while the methods learn."""
     losses = _lines(results.curves, domain, "step", "loss", tuple(paper.METHODS))
+    losses = {method: line for method, line in losses.items() if line[1][0] > 0}
     accuracies = _lines(results.curves, domain, "step", "accuracy", tuple(paper.METHODS))
     if not losses:
         return None
@@ -235,10 +238,10 @@ def curves_figure(results: Results, domain: str) -> Picture | None:
         panels = figure.subplots(num, 1, sharex=True, squeeze=False)[:, 0]
         for method, (x, loss) in losses.items():
             # Targets differ between methods, so only the course of a loss can be compared.
-            start = next((value for value in loss if value > 0), 1.0)
-            panels[-1].plot(x, np.array(loss) / start, label=title_of(method), **_line(method))
+            panels[-1].plot(x, np.array(loss) / loss[0], label=title_of(method), **_line(method))
         panels[-1].set(yscale="log", xlabel="update", ylabel="loss, of its start")
-        panels[-1].yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        low, high = panels[-1].get_ylim()
+        panels[-1].yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 50 * low else (1,)))
         panels[-1].yaxis.set_major_formatter("{x:g}")
         panels[-1].yaxis.set_minor_formatter("")
         if accuracies:
@@ -252,11 +255,14 @@ def curves_figure(results: Results, domain: str) -> Picture | None:
             panels[0].set(ylim=(0, min(1.03, 1.2 * highest)), ylabel="accuracy")
         _legend_below(panels[-1])
     ends = {method: line[1][-1] for method, line in accuracies.items()}
-    text = "Accuracy while learning was not recorded."
+    falls = {method: loss[-1] / loss[0] for method, (_, loss) in losses.items()}
+    least = min(falls, key=falls.__getitem__)
+    text = f"The loss of {title_of(least)} falls most, to {falls[least]:.2g} of its first value."
     if ends:
         first = max(ends, key=ends.__getitem__)
-        text = f"{title_of(first)} ends highest, at {ends[first]:.3f}."
-    return Picture(name, domain_title(domain), text, READING["curves"], svg[0])
+        text = f"{title_of(first)} ends highest, at {ends[first]:.3f}. {text}"
+    reading = READING["curves"] if ends else READING["losses"]
+    return Picture(name, domain_title(domain), text, reading, svg[0])
 
 
 def spectrum_figure(results: Results) -> Picture | None:
@@ -278,12 +284,13 @@ def spectrum_figure(results: Results) -> Picture | None:
         axes.set(xlabel="rank", ylabel="share of effect energy, cumulative")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.grid(color=INK, alpha=0.12, linewidth=0.5)
-        axes.legend(loc="lower right")
+        _legend_below(axes, columns=2)
     most = max(energies, key=lambda domain: beyond_rank(results, domain))
-    text = (
-        f"What rank {RANK}, the paper's, leaves out is most for {domain_title(most)}: "
-        f"{beyond_rank(results, most):.1%} of the energy."
-    )
+    outside = beyond_rank(results, most)
+    text = f"Rank {RANK}, the paper's, holds all of the effects."
+    if outside > 0:
+        text = f"What rank {RANK}, the paper's, leaves out is most for {domain_title(most)}: "
+        text += f"{outside:.1%} of the energy."
     return Picture(name, "Effects against rank", text, READING["spectrum"], svg[0])
 
 
@@ -364,6 +371,11 @@ def _lines(
     return lines
 
 
+def _three(value: float) -> str:
+    """With three decimals and a proper minus sign."""
+    return f"{value:.3f}".replace("-", "−")
+
+
 def _colour(method: str) -> str:
     return COLOURS.get(method.partition("+")[0], INK)
 
@@ -372,5 +384,6 @@ def _line(method: str) -> dict:
     return {"color": _colour(method), "linestyle": STYLES.get(method, ":")}
 
 
-def _legend_below(axes: Axes) -> None:
-    axes.figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=4)
+def _legend_below(axes: Axes, columns: int = 4) -> None:
+    entries = axes.get_legend_handles_labels()
+    axes.figure.legend(*entries, loc="outside lower center", ncols=columns)

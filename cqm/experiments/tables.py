@@ -38,7 +38,9 @@ _RULE = (
     "paper's half-width is widened likewise."
 )
 _RULE_ONE = (
-    "≈: our value lies within the paper's interval; ▲: it is better than that interval; ▼: worse."
+    "≈: our value lies within the paper's interval; ▲: it is better than that interval; ▼: worse. "
+    "The interval is that of a mean over five seeds: one seed scatters more, and lies outside "
+    "about two times in five even where nothing differs."
 )
 
 _CONDITIONING = (

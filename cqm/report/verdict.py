@@ -140,9 +140,10 @@ def agreement(results: Results) -> str:
         return ""
     how = "intervals overlap" if len(results.seeds) > 1 else "ours lies within the paper's interval"
     text = f"Figures that agree with the paper ({how}): {_list(parts)}."
+    allowed = "by more than the intervals" if len(results.seeds) > 1 else "beyond its interval"
     if worse:
-        return f"{text} Less accurate than the paper by more than the intervals: {_list(worse)}."
-    return f"{text} No method is less accurate than in the paper by more than the intervals."
+        return f"{text} Less accurate than the paper {allowed}: {_list(worse)}."
+    return f"{text} No method is less accurate than in the paper {allowed}."
 
 
 def reached(results: Results) -> str:
