@@ -31,7 +31,14 @@ RANK = 8
 """Of the paper's decoder."""
 DIAGNOSED = "walker-walk"
 """The domain on which the paper's methods fail; what limits them is shown."""
-DIAGNOSED_BY = ("cqm", "cqm+whiten", "cqm+effect", "default")
+DIAGNOSED_BY = (
+    "cqm",
+    "cqm-full-rank",
+    "cqm+whiten",
+    "cqm+effect",
+    "cqm-full-rank+effect",
+    "default",
+)
 READING = {
     "score": "Accuracy between chance and the ceiling, which no model of the state can pass but by "
     "luck. Dots are this run with its interval over seeds, diamonds the paper; below the line, "
@@ -74,7 +81,12 @@ def make_figures(results: Results) -> list[Picture]:
 
 def score_figure(results: Results, domain: str) -> Picture | None:
     """Accuracy of every method between chance and ceiling, with the paper's."""
-    beyond = ["default", "world-ensemble", *(m for m in results.methods if "+" in m)]
+    beyond = [
+        "default",
+        "world-ensemble",
+        "cqm-full-rank",
+        *(m for m in results.methods if "+" in m),
+    ]
     methods = [
         m for m in (*paper.METHODS, *beyond) if score(results, domain, m, "accuracy") is not None
     ]

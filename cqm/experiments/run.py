@@ -27,7 +27,7 @@ from cqm.branches import Branches
 from cqm.collection import collect
 from cqm.experiments import records
 from cqm.experiments.metrics import ceiling_share
-from cqm.experiments.protocol import Job, Protocol
+from cqm.experiments.protocol import DOMAINS, Job, Protocol
 from cqm.experiments.workers import available_cores, run_side_by_side
 from cqm.progress import progress
 from cqm.worlds import load_world
@@ -187,12 +187,12 @@ def write_records(out: str | Path) -> None:
 
 
 def read_records(out: Path) -> list[tuple[Job, dict[str, Any]]]:
-    """All jobs done, in order of domain, seed and method."""
+    """All jobs done, in order of domain (as in the paper), seed and method."""
     found = []
     for path in sorted((out / "jobs").glob(f"*/*/*/{RECORD}")):
         domain, seed, method = path.parts[-4:-1]
         found.append((Job(domain, int(seed), method), storage.read_json(path)))
-    return sorted(found, key=lambda entry: (entry[0].domain, entry[0].seed, entry[0].method))
+    return sorted(found, key=lambda e: (DOMAINS.index(e[0].domain), e[0].seed, e[0].method))
 
 
 def _write_times(

@@ -16,12 +16,20 @@ TITLES = {
     "oracle": "Oracle",
     "zero": "Zero effect",
     "random": "Random",
+    "cqm-full-rank": "CQM-B, full rank",
     "default": "Default model",
     "world-ensemble": "World ensemble",
 }
 CONDITIONINGS = ("effect", "whiten")
 """Of the input, added to a method's name as in `world+effect`."""
-VECTOR_METHODS = (*paper.VECTOR_METHODS, "default", "world-ensemble", "oracle", "zero")
+VECTOR_METHODS = (
+    *paper.VECTOR_METHODS,
+    "cqm-full-rank",
+    "default",
+    "world-ensemble",
+    "oracle",
+    "zero",
+)
 """Methods that predict effects as vectors, those beyond the paper and the limits included."""
 
 

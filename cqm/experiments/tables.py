@@ -86,6 +86,15 @@ def make_tables(results: Results) -> list[Table]:
             ("accuracy", "regret", "effect_nmse", "excess_error", "ceiling_share"),
             "The library's default effect model beside the paper's, on the same data.",
         ),
+        profile(
+            results,
+            "rank",
+            "Beyond the paper, rank and conditioning",
+            ("cqm", "cqm-full-rank", "cqm+effect", "cqm-full-rank+effect"),
+            ("accuracy", "effect_nmse", "excess_error", "ceiling_share"),
+            "The paper's effect model with its decoder of rank 8 and with one of full rank, on raw "
+            "and on conditioned input: which of the two costs more.",
+        ),
         *(conditioning(results, MEASURES[key]) for key in ("accuracy", "regret", "effect_nmse")),
         profile(
             results,
