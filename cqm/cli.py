@@ -185,7 +185,7 @@ class Fit:
 
 @dataclass(frozen=True)
 class Ask:
-    """Rank the actions for a reward asked now, on sampled states of the model's world.
+    """Rank the actions for a reward asked now, on given states or on sampled ones.
 
     Example: cqm query reacher-model --reward="-to_target_x - 0.1 * velocity_wrist"
     """
@@ -194,10 +194,11 @@ class Ask:
     """Where the model is."""
     reward: str
     """A formula over the world's features; written with = where it starts with a minus."""
-    states: int = 8
-    """States to sample."""
+    states: int | Path = 8
+    """How many states of the model's world to sample, or a file of observations: .safetensors with
+    an array `observations`, .npy, or .csv."""
     confidence: float = 0.95
-    """Of the verdict, where the model is calibrated."""
+    """Of intervals and verdicts, where the model is calibrated."""
     seed: int = 0
     """Of the sampled states."""
     json: bool = False
@@ -205,7 +206,6 @@ class Ask:
 
     def run(self) -> int:
         """Print the ranking of every state."""
-        from cqm.collection import collect
         from cqm.decisions import rank
         from cqm.models.effect import EffectModel
         from cqm.queries import Query
@@ -214,6 +214,44 @@ class Ask:
         model = EffectModel.load(self.directory)
         world = reload_world(model.world_)
         query = Query.formula(self.reward, world)
+        observations = self._observations(model, world)
+        advantages = model.advantage(observations, query)
+        verdict, trust = (
+            None,
+            "not calibrated, so nothing is known of its error; see cqm fit --help",
+        )
+        if model.calibration_ is not None:
+            verdict = model.certify(observations, query, confidence=self.confidence)
+            trust = str(verdict)
+        answers = []
+        for i, (order, values) in enumerate(zip(rank(advantages), advantages, strict=True)):
+            answer = {"state": i, "ranking": order.tolist(), "advantages": values[order].tolist()}
+            if verdict is not None:
+                behind = values[order[0]] - values[order[1:]]
+                # How far each other action is behind the best; they hold together.
+                answer["behind"] = [
+                    [b - verdict.radius, b + verdict.radius] for b in behind.tolist()
+                ]
+                answer["separable"] = bool(verdict.separable[i])
+                answer["regret_bound"] = float(verdict.regret_bound[i])
+            answers.append(answer)
+        if self.json:
+            print(json.dumps({"query": str(query), "trust": trust, "states": answers}, indent=2))
+        else:
+            print(query)
+            _print_table([_answer_row(answer) for answer in answers])
+            print(trust)
+        return 0
+
+    def _observations(self, model: Any, world: Any) -> Any:
+        from cqm.collection import collect
+        from cqm.observations import read_observations
+
+        if isinstance(self.states, Path):
+            observations = read_observations(self.states, model.observation_names)
+            if len(observations) == 0:
+                raise ValueError(f"{self.states} holds no states")
+            return observations
         # States as the model's own were: drawn and warmed up alike, from a seed of their own.
         sample = collect(
             world,
@@ -222,31 +260,21 @@ class Ask:
             warmup=model.recipe_.warmup,
             seed=model.recipe_.seed + 1 + self.seed,
         )
-        observations = sample.observations
-        advantages = model.advantage(observations, query)
-        rows = [
-            {
-                "state": i,
-                "ranking": " > ".join(map(str, order.tolist())),
-                "advantages": " ".join(f"{value:+.3g}" for value in scores[order]),
-            }
-            for i, (order, scores) in enumerate(zip(rank(advantages), advantages, strict=True))
-        ]
-        trust = "not calibrated, so nothing is known of its error; see cqm fit --calibration"
-        if model.calibration_ is not None:
-            verdict = model.certify(observations, query, confidence=self.confidence)
-            trust = str(verdict)
-            for row, separable, bound in zip(
-                rows, verdict.separable, verdict.regret_bound, strict=True
-            ):
-                row["verdict"] = "separable" if separable else f"regret up to {bound:.3g}"
-        if self.json:
-            print(json.dumps({"query": str(query), "trust": trust, "states": rows}, indent=2))
-        else:
-            print(query)
-            _print_table(rows)
-            print(trust)
-        return 0
+        return sample.observations
+
+
+def _answer_row(answer: dict[str, Any]) -> dict[str, Any]:
+    """A row of the table of rankings."""
+    row = {
+        "state": answer["state"],
+        "ranking": " > ".join(map(str, answer["ranking"])),
+        "advantages": " ".join(f"{value:+.3g}" for value in answer["advantages"]),
+    }
+    if "behind" in answer:
+        row["behind the best"] = " ".join(f"[{a:.3g}, {b:.3g}]" for a, b in answer["behind"])
+        bound = answer["regret_bound"]
+        row["verdict"] = "separable" if answer["separable"] else f"regret up to {bound:.3g}"
+    return row
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,8 @@ from cqm import bounds
 from cqm.queries import Query
 from cqm.quotient import center
 
+_CACHED = 250_000  # values of actions worked on at once: 2 MB
+
 
 def query_weights(query: Query | Sequence[Query] | np.ndarray) -> np.ndarray:
     """Weights of one query `[features]`, of several `[queries, features]`, or given as they are."""
@@ -37,12 +39,7 @@ def advantage(effects: np.ndarray, query: Query | Sequence[Query] | np.ndarray) 
     >>> advantage(np.array([[[1.0, 0.0], [-1.0, 0.0]]]), np.array([2.0, 5.0])).tolist()
     [[2.0, -2.0]]
     """
-    weights = query_weights(query)
-    if weights.shape[-1] != effects.shape[-1]:
-        raise ValueError(
-            f"the query weighs {weights.shape[-1]} features, the effects have {effects.shape[-1]}; "
-            "build the query with the world that the model was trained on"
-        )
+    weights = _fitting_weights(effects, query)
     if weights.ndim == 1:
         return effects @ weights
     num, num_actions, size = effects.shape
@@ -69,6 +66,47 @@ def best(advantages: np.ndarray) -> np.ndarray:
     return np.argmax(advantages, axis=-1)
 
 
+def act(effects: np.ndarray, query: Query | Sequence[Query] | np.ndarray) -> np.ndarray:
+    """The best action of each state, `[n]`, or `[n, queries]` for several queries.
+
+    The same as `best` of `advantage`, a few states at a time: their values stay in the
+    processor's cache, and those of all states and queries never exist at once.
+
+    >>> act(np.array([[[1.0, 0.0], [-1.0, 0.0]]]), np.array([[2.0, 5.0], [-1.0, 0.0]])).tolist()
+    [[0, 1]]
+    """
+    weights = _fitting_weights(effects, query)
+    if weights.ndim == 1:
+        return best(effects @ weights)
+    num, num_actions, size = effects.shape
+    columns = np.ascontiguousarray(weights.T)
+    chosen = np.empty((num, len(weights)), np.int64)
+    states = max(1, _CACHED // (num_actions * max(1, len(weights))))
+    for start in range(0, num, states):
+        block = effects[start : start + states]
+        values = (block.reshape(-1, size) @ columns).reshape(len(block), num_actions, -1)
+        # Action by action, which is whole rows at a time; the maximum over a short axis is not.
+        highest, index = values[:, 0].copy(), np.zeros(values[:, 0].shape, np.int16)
+        for action in range(1, num_actions):
+            better = values[:, action] > highest
+            np.maximum(highest, values[:, action], out=highest)
+            np.maximum(index, better * np.int16(action), out=index)
+        chosen[start : start + states] = index
+    return chosen
+
+
+def _fitting_weights(
+    effects: np.ndarray, query: Query | Sequence[Query] | np.ndarray
+) -> np.ndarray:
+    weights = query_weights(query)
+    if weights.shape[-1] != effects.shape[-1]:
+        raise ValueError(
+            f"the query weighs {weights.shape[-1]} features, the effects have {effects.shape[-1]}; "
+            "build the query with the world that the model was trained on"
+        )
+    return weights
+
+
 def ties(advantages: np.ndarray, *, tolerance: float = 1e-9) -> np.ndarray:
     """How many actions share the best place, up to a tolerance relative to the spread.
 
@@ -86,6 +124,27 @@ class Calibration:
 
     residuals: np.ndarray  # [n, actions, features], expected minus predicted effects
     draws: int  # that the expected effects are means of
+    noise: float = math.nan  # mean squared distance of a draw's effects from the expected ones
+    size: float = math.nan  # mean squared size of the expected effects
+
+    @property
+    def excess_error(self) -> float:
+        """Squared error in the expected effects, as a share of their size: 0 is perfect.
+
+        The noise that the mean of the draws still has is taken off, so it may fall below 0.
+        """
+        error = float(np.mean(np.sum(self.residuals**2, axis=(1, 2))))
+        return (error - self.noise / self.draws) / self.size
+
+    @property
+    def noise_floor(self) -> float:
+        """The least NMSE against single draws that any model of the state can have."""
+        return self.noise / (self.size + self.noise)
+
+    @property
+    def nmse(self) -> float:
+        """Squared error against single draws, as a share of their size."""
+        return (self.excess_error * self.size + self.noise) / (self.size + self.noise)
 
     def radius(self, weights: np.ndarray, confidence: float) -> float:
         """Within which all contrasts of a query lie at once, with this probability over states."""
@@ -184,7 +243,11 @@ def calibrate(predicted: np.ndarray, draws: np.ndarray) -> Calibration:
             "calibration needs at least 16 draws a state, so that their mean is close to the "
             f"expected effect; got {draws.shape[1]}; collect with draws=16 or more"
         )
-    return Calibration(center(draws.mean(axis=1)) - center(predicted), draws.shape[1])
+    draws, num_draws = center(draws), draws.shape[1]
+    expected = draws.mean(axis=1)
+    noise = float(np.mean(np.sum(draws.var(axis=1, ddof=1), axis=(1, 2))))
+    size = float(np.mean(np.sum(expected**2, axis=(1, 2)))) - noise / num_draws
+    return Calibration(expected - center(predicted), num_draws, noise, size)
 
 
 def _conformal(scores: np.ndarray, confidence: float) -> float:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 
 import cqm
@@ -112,7 +113,23 @@ def test_fit_then_query(tmp_path, capsys):
     query = ["query", str(model), "--reward=-cart_position", "--states", "3", "--json"]
     assert main(query) == 0
     answer = json.loads(capsys.readouterr().out)
-    assert [row["verdict"] for row in answer["states"]] == ["separable"] * 3
+    assert [row["separable"] for row in answer["states"]] == [True] * 3
+    assert answer["states"][0]["ranking"] == [0, 1, 2]
+    assert answer["states"][0]["advantages"][0] > 0 > answer["states"][0]["advantages"][2]
+    for low, high in answer["states"][0]["behind"]:
+        assert 0 < low < high  # separable: nothing else may be as good
+    assert "excess error" in (model / "card.md").read_text()
+
+    observations = cqm.Branches.open(tmp_path / "held").observations[:2]
+    np.save(tmp_path / "states.npy", observations)
+    asked = ["query", str(model), "--reward=-cart_position", "--states"]
+    assert main([*asked, str(tmp_path / "states.npy")]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("0 > 1 > 2") == 2
+    assert "behind the best" in printed
+    np.save(tmp_path / "states.npy", observations[:, :3])
+    assert main([*asked, str(tmp_path / "states.npy")]) == 2
+    assert "must hold [states, 5] observations" in capsys.readouterr().err
     assert main(["query", str(model), "--reward=-no_such_thing"]) == 2
     assert "no_such_thing" in capsys.readouterr().err
 

@@ -1,7 +1,10 @@
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from cqm.decisions import Calibration, advantage, best, calibrate, certify, rank, ties
+from cqm import decisions
+from cqm.decisions import Calibration, act, advantage, best, calibrate, certify, rank, ties
 from cqm.queries import ProjectionError, Query
 
 NAMES = ("x", "y")
@@ -93,3 +96,32 @@ def test_calibration_needs_draws():
         calibrate(np.zeros((5, 2, 2)), np.zeros((5, 3, 2, 2)))
     draws = np.repeat(EFFECTS[:, None], 16, axis=1)
     np.testing.assert_array_equal(calibrate(0 * EFFECTS, draws).residuals, EFFECTS)
+
+
+def test_scores_of_a_calibration_are_against_what_is_reachable():
+    rng = np.random.default_rng(0)
+    expected = rng.standard_normal((2000, 3, 4))
+    expected -= expected.mean(axis=1, keepdims=True)
+    noise = rng.standard_normal((2000, 16, 3, 4))
+    draws = expected[:, None] + noise - noise.mean(axis=2, keepdims=True)
+    perfect = calibrate(expected, draws)
+    assert perfect.excess_error == pytest.approx(0, abs=2e-3)
+    assert perfect.noise_floor == pytest.approx(0.5, abs=0.01)
+    assert perfect.nmse == pytest.approx(perfect.noise_floor, abs=2e-3)
+    nothing = calibrate(0 * expected, draws)
+    assert nothing.excess_error == pytest.approx(1, abs=1e-9)
+    assert nothing.nmse == pytest.approx(1, abs=1e-9)
+    assert calibrate(0.5 * expected, draws).excess_error == pytest.approx(0.25, abs=5e-3)
+
+
+@given(st.integers(0, 40), st.integers(2, 7), st.integers(1, 30), st.integers(0, 2**32 - 1))
+def test_acting_is_the_best_of_the_advantages(num, num_actions, num_queries, seed):
+    """With blocks of few states, and values so coarse that many tie and none is rounded."""
+    rng = np.random.default_rng(seed)
+    effects = rng.integers(-2, 3, (num, num_actions, 3)).astype(float)
+    weights = rng.integers(-2, 3, (num_queries, 3)).astype(float)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(decisions, "_CACHED", 300)
+        chosen = act(effects, weights)
+    np.testing.assert_array_equal(chosen, best(advantage(effects, weights)))
+    np.testing.assert_array_equal(act(effects, weights[0]), chosen[:, 0])

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import cqm
+from cqm import storage
 from cqm.models.conditioning import input_coordinates, output_basis
 from cqm.models.effect import EffectModel
 from cqm.models.scorer import Scorer
@@ -133,6 +134,39 @@ def test_saved_models_agree_bit_for_bit_and_numpy_to_rounding(kind, request, tmp
     assert "3,000 branch families" in (tmp_path / "card.md").read_text()
 
 
+def test_the_card_and_the_configuration_say_what_was_done(direct, held_out, tmp_path):
+    card = direct.summary()
+    assert "method `direct`" in card
+    assert "1,500 of 1,500 updates, batches of 256, learning rate 0.002 (cosine)" in card
+    assert "not calibrated" in card
+    direct.save(tmp_path)
+    config = storage.read_json(tmp_path / "model.json")
+    assert (config["settings"]["method"], config["method"]) == ("direct", "direct")
+    assert config["training"]["effect"]["updates_made"] == 1500
+    calibrated = EffectModel.load(tmp_path).calibrate(held_out)
+    assert calibrated.calibration_.excess_error == pytest.approx(excess(direct, held_out))
+    calibrated.save(tmp_path)
+    again = EffectModel.load(tmp_path)
+    card = (tmp_path / "card.md").read_text()
+    assert again.summary() == card
+    for score in (again.calibration_.excess_error, again.calibration_.noise_floor):
+        assert f"{score:.4g}" in card
+    for section in ("World", "Data", "Model", "Scores", "Limits", "Versions"):
+        assert f"## {section}" in card
+
+
+def test_held_out_families_choose_the_network_and_the_time_to_stop(branches, held_out):
+    training = Training(updates=1500, learning_rate=5e-3, chunk=50)
+    settings = {"method": "direct", "conditioning": "none", "width": 128, "training": training}
+    few = branches[:100]  # soon known by heart
+    stopped = EffectModel(validation=0.3, patience=3, **settings).fit(few)
+    record = stopped.training_["effect"]
+    assert record["updates_made"] < 1500
+    assert stopped.num_families_ == 70
+    assert f"best validation loss {record['validation_loss']:.4g}" in stopped.summary()
+    assert excess(stopped, held_out) < excess(EffectModel(**settings).fit(few), held_out)
+
+
 def test_damaged_models_are_refused(direct, tmp_path):
     direct.save(tmp_path)
     path = tmp_path / "model.safetensors"
@@ -246,6 +280,9 @@ def test_certificates_hold_on_other_states(unrolled, world, held_out):
         ({"conditioning": "pca"}, "conditioning must be"),
         ({"width": 0}, "width must be at least 1"),
         ({"rank": 0}, "rank must be at least 1"),
+        ({"validation": 1.0}, r"validation must be in \[0, 1\)"),
+        ({"patience": 0}, "patience must be at least 1"),
+        ({"memory_gb": 0}, "memory_gb must be positive"),
         ({"depth": 3}, "unknown settings"),
     ],
 )

@@ -20,6 +20,7 @@ from jax import Array
 import cqm
 from cqm import decisions, storage
 from cqm.branches import Branches, Recipe
+from cqm.models.card import write_card
 from cqm.models.conditioning import (
     Coordinates,
     input_coordinates,
@@ -27,7 +28,7 @@ from cqm.models.conditioning import (
     step_coordinates,
 )
 from cqm.models.estimator import Estimator
-from cqm.models.network import Network, num_parameters
+from cqm.models.network import Network, named_arrays, with_arrays
 from cqm.models.scorer import CONFIG, MODEL, Scorer, check_observations, read_model_arrays
 from cqm.models.settings import EffectSettings
 from cqm.models.streaming import RowsFn, open_source
@@ -89,8 +90,6 @@ class EffectModel(Estimator):
         self.network_ = self.calibration_ = None
         if len(branches) == 0:
             raise ValueError("there are no families to learn from")
-        self._check(branches)
-        self.method_ = self._chosen_method(branches)
         options: dict[str, Any] = {"directory": directory, "show_progress": show_progress}
         if directory is not None:
             identity = repr(self.settings) + branches.fingerprint()
@@ -98,6 +97,8 @@ class EffectModel(Estimator):
         held_out = None
         if self.settings.validation:
             branches, held_out = branches.split(float(self.settings.validation))
+        self._check(branches)
+        self.method_ = self.settings.chosen_method(branches)
         sample = branches[:_STATISTICS_FAMILIES]
         effects = sample.effects() if self._all_arms(branches) else center(sample.outcomes)
         self.world_ = dict(branches.manifest["world"])
@@ -107,6 +108,8 @@ class EffectModel(Estimator):
         self.candidate_actions_ = branches.candidate_actions
         self.basis_ = output_basis(self.settings.conditioning, effects)
         self.size_ = float(np.sqrt(np.mean((effects @ self.basis_) ** 2))) or 1.0
+        self.versions_ = {"cqm": cqm.__version__, "python": platform.python_version()}
+        self.versions_ |= {name: version(name) for name in ("jax", "equinox", "optax", "numpy")}
         self.training_: dict[str, dict[str, Any]] = {}
         fit_method = self._fit_unrolled if self.method_ == "unrolled" else self._fit_direct
         fit_method(branches, held_out, options)
@@ -128,21 +131,6 @@ class EffectModel(Estimator):
                 f"got {branches.num_arms} of {num_actions}"
             )
         graph.check_connected()
-
-    def _chosen_method(self, branches: Branches) -> str:
-        """`unrolled` where the continuation is all that is random in a branch, and known."""
-        continuation = branches.recipe.continuation
-        obstacles = {
-            "features of every step (collect with per_step=True)": not branches.recipe.per_step,
-            "a continuation that does not see the state": isinstance(continuation, str)
-            and continuation != "uniform",
-            "a world without noise of its own": "noise" in branches.array_names(),
-            "no comparison graph": self.settings.graph is not None,
-        }
-        missing = [what for what, absent in obstacles.items() if absent]
-        if self.settings.method == "unrolled" and missing:
-            raise ValueError(f"the method 'unrolled' needs {', and '.join(missing)}")
-        return "direct" if missing or self.settings.method == "direct" else "unrolled"
 
     def _all_arms(self, branches: Branches) -> bool:
         return branches.num_arms == branches.num_actions
@@ -340,6 +328,8 @@ class EffectModel(Estimator):
             "kind": "effect",
             "sha256": written.sha256,
             "settings": asdict(self.settings),
+            "method": self.method_,
+            "training": self.training_,
             "reference": self.reference,
             "world": self.world_,
             "recipe": self.recipe_.to_json(),
@@ -347,8 +337,7 @@ class EffectModel(Estimator):
             "observation_names": list(self.observation_names),
             "candidate_actions": self.candidate_actions_.tolist(),
             "num_families": self.num_families_,
-            "versions": {name: version(name) for name in ("jax", "equinox", "optax", "numpy")}
-            | {"cqm": cqm.__version__, "python": platform.python_version()},
+            "versions": self.versions_,
         }
         storage.write_json(directory / CONFIG, config)
         storage.write_pieces(directory / CARD, [self.summary().encode()])
@@ -368,28 +357,15 @@ class EffectModel(Estimator):
         model.observation_names = tuple(config["observation_names"])
         model.candidate_actions_ = np.array(config["candidate_actions"])
         model.num_families_ = config["num_families"]
+        model.method_, model.training_ = config["method"], config["training"]
+        model.versions_ = config["versions"]
         model._set_arrays(read_model_arrays(directory, config))
         return model
 
     def summary(self) -> str:
-        """What the model is, from what data, in words."""
-        unrolled = isinstance(self.network_, Transition)
-        method = "steps unrolled under the continuation"
-        if not unrolled:
-            method = f"centred outcomes, input conditioning `{self.settings.conditioning}`"
-        parameters = num_parameters(self.network_) // self.settings.members
-        return (
-            f"# Effect model of {self.world_['name']}\n\n"
-            f"- learned from {self.num_families_:,} branch families "
-            f"(horizon {self.recipe_.horizon}, discount {self.recipe_.discount}, "
-            f"{self.recipe_.draws} draws, seed {self.recipe_.seed})\n"
-            f"- by {method}\n"
-            f"- {self.settings.members} networks of {parameters:,} parameters, final loss "
-            f"{self.losses_[-1]:.4g}\n"
-            f"- effects of {len(self.candidate_actions_)} actions on {len(self.feature_names)} "
-            "features, for states like those it was trained on and the continuation "
-            f"`{self.recipe_.continuation}`\n"
-        )
+        """The model card: what the model is, from what data, how good, and where it ends."""
+        self._check_fitted()
+        return write_card(self)
 
     def _arrays(self) -> dict[str, np.ndarray]:
         """Everything that was learned, by name."""
@@ -406,20 +382,22 @@ class EffectModel(Estimator):
             arrays["scales"] = np.asarray(self.scales_, np.float32)
         if self.calibration_ is not None:
             arrays["calibration.residuals"] = self.calibration_.residuals
-            arrays["calibration.draws"] = np.array([self.calibration_.draws])
-        leaves = jax.tree_util.tree_leaves_with_path(eqx.filter(self.network_, eqx.is_array))
-        for path, leaf in leaves:
-            arrays[f"network.{jax.tree_util.keystr(path, simple=True, separator='.')}"] = (
-                np.asarray(leaf)
-            )
+            for name in ("draws", "noise", "size"):
+                arrays[f"calibration.{name}"] = np.array([getattr(self.calibration_, name)])
+        for name, values in named_arrays(self.network_).items():
+            arrays[f"network.{name}"] = values
         return arrays
 
     def _set_arrays(self, arrays: Mapping[str, np.ndarray]) -> None:
         self.inputs_ = Coordinates(arrays["inputs.shift"], arrays["inputs.matrix"])
         self.size_, self.basis_, self.losses_ = 1.0, arrays["basis"], arrays["losses"]
         if "calibration.residuals" in arrays:
-            draws = int(arrays["calibration.draws"][0])
-            self.calibration_ = decisions.Calibration(arrays["calibration.residuals"], draws)
+            self.calibration_ = decisions.Calibration(
+                arrays["calibration.residuals"],
+                int(arrays["calibration.draws"][0]),
+                float(arrays["calibration.noise"][0]),
+                float(arrays["calibration.size"][0]),
+            )
         num_inputs, num_features = self.inputs_.matrix.shape[1], self.basis_.shape[1]
         num_actions = len(self.candidate_actions_)
         if "continuations" in arrays:
@@ -429,13 +407,8 @@ class EffectModel(Estimator):
         else:
             rank = arrays["network.decoder.weight"].shape[1]
             self._make_network(num_inputs, num_actions, num_features, rank)
-        leaves, structure = jax.tree_util.tree_flatten_with_path(
-            eqx.filter(self.network_, eqx.is_array)
-        )
-        names = [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in leaves]
-        filled = [jnp.asarray(arrays[f"network.{name}"]) for name in names]
-        static = eqx.filter(self.network_, eqx.is_array, inverse=True)
-        self.network_ = eqx.combine(jax.tree.unflatten(structure, filled), static)
+        network = {name.removeprefix("network."): values for name, values in arrays.items()}
+        self.network_ = with_arrays(self.network_, network)
 
     def _check_fitted(self) -> None:
         if self.network_ is None:

@@ -58,8 +58,8 @@ class Estimator(abc.ABC):
         return decisions.rank(self.advantage(observations, query))
 
     def act(self, observations: np.ndarray, query: Any) -> np.ndarray:
-        """The best action of each state."""
-        return decisions.best(self.advantage(observations, query))
+        """The best action of each state, `[n]`; `[n, queries]` for several."""
+        return decisions.act(self.effect(observations), query)
 
     def calibrate(self, branches: Branches) -> Self:
         """Measure the model's errors on held-out branches with 16 draws or more, for `certify`."""

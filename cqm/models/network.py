@@ -7,11 +7,18 @@ linear decoder with bias. A ReLU follows all but the last layer of encoder and h
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
 import equinox as eqx
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from cqm.quotient import Reference, center
+
+Model = TypeVar("Model", bound=eqx.Module)
 
 
 class Linear(eqx.Module):
@@ -91,6 +98,24 @@ class Network(eqx.Module):
         """
         code = center(center(self.code(inputs), reference), reference)
         return code @ self.decoder.weight
+
+
+def named_arrays(model: eqx.Module) -> dict[str, np.ndarray]:
+    """The arrays of a model by their place in it, such as `encoder.0.weight`."""
+    leaves = jax.tree_util.tree_leaves_with_path(eqx.filter(model, eqx.is_array))
+    return {_name(path): np.asarray(leaf) for path, leaf in leaves}
+
+
+def with_arrays(model: Model, arrays: Mapping[str, np.ndarray]) -> Model:
+    """The model with other arrays in the same places."""
+    old, static = eqx.partition(model, eqx.is_array)
+    leaves, structure = jax.tree_util.tree_flatten_with_path(old)
+    filled = [jnp.asarray(arrays[_name(path)]) for path, _ in leaves]
+    return eqx.combine(jax.tree.unflatten(structure, filled), static)
+
+
+def _name(path: Any) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator=".")
 
 
 def num_parameters(model: eqx.Module) -> int:

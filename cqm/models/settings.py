@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from cqm.branches import Branches
 from cqm.models.conditioning import Conditioning
 from cqm.models.training import Training
 from cqm.quotient import ComparisonGraph
@@ -65,6 +66,21 @@ class EffectSettings:
             raise ValueError(f"memory_gb must be positive; got {self.memory_gb}")
         if self.reference is not None:
             object.__setattr__(self, "reference", tuple(map(float, self.reference)))
+
+    def chosen_method(self, branches: Branches) -> Literal["direct", "unrolled"]:
+        """`unrolled` where the continuation is all that is random in a branch, and known."""
+        continuation = branches.recipe.continuation
+        obstacles = {
+            "features of every step (collect with per_step=True)": not branches.recipe.per_step,
+            "a continuation that does not see the state": isinstance(continuation, str)
+            and continuation != "uniform",
+            "a world without noise of its own": "noise" in branches.array_names(),
+            "no comparison graph": self.graph is not None,
+        }
+        missing = [what for what, absent in obstacles.items() if absent]
+        if self.method == "unrolled" and missing:
+            raise ValueError(f"the method 'unrolled' needs {', and '.join(missing)}")
+        return "direct" if missing or self.method == "direct" else "unrolled"
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> EffectSettings:

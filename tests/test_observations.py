@@ -1,0 +1,63 @@
+import numpy as np
+import pytest
+
+from cqm.observations import read_observations
+from cqm.storage import DamagedFileError, encode_arrays, write_pieces
+
+NAMES = ("angle", "speed")
+VALUES = np.array([[1.0, -2.0], [0.5, 3e-3]])
+
+
+def test_every_kind_of_file_gives_the_same(tmp_path):
+    write_pieces(tmp_path / "o.safetensors", encode_arrays([{"observations": VALUES}], {}))
+    np.save(tmp_path / "o.npy", VALUES)
+    (tmp_path / "o.csv").write_text("1.0,-2.0\n0.5,3e-3\n")
+    (tmp_path / "named.csv").write_text("speed, angle\n-2.0,1.0\n3e-3,0.5\n\n")
+    for name in ("o.safetensors", "o.npy", "o.csv", "named.csv"):
+        np.testing.assert_array_equal(read_observations(tmp_path / name, NAMES), VALUES)
+
+
+def test_whole_numbers_are_numbers(tmp_path):
+    np.save(tmp_path / "o.npy", np.ones((3, 2), np.int32))
+    assert read_observations(tmp_path / "o.npy", NAMES).dtype == float
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("o.csv", "1,2,3\n", r"must hold \[states, 2\] observations \(angle, speed\); got .*1, 3"),
+        ("o.csv", "1,2\n1\n", "must have 2 columns; state 1 has 1"),
+        ("o.csv", "1,2\n1,x\n", "must hold numbers; state 1: could not convert"),
+        ("o.csv", "1,2\n1,nan\n", "got nan for speed of state 1, and 0 more"),
+        ("o.csv", "angle,speeds\n1,2\n", "must be angle, speed; got angle, speeds, without speed"),
+        ("o.txt", "1,2\n", r"must end in one of \.safetensors, \.npy, \.csv"),
+        ("o.npy", "nonsense", "is not an array of numbers"),
+    ],
+)
+def test_what_is_wrong_is_said(tmp_path, name, content, message):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(ValueError, match=message):
+        read_observations(tmp_path / name, NAMES)
+
+
+def test_wrong_arrays_are_refused(tmp_path):
+    path = tmp_path / "o.npy"
+    for values, message in (
+        (np.ones(2), r"got shape \(2,\)"),
+        (np.array([["a", "b"]]), "must hold real numbers"),
+        (np.array([[1.0, np.inf]]), "got inf for speed of state 0"),
+    ):
+        np.save(path, values)
+        with pytest.raises(ValueError, match=message):
+            read_observations(path, NAMES)
+    write_pieces(tmp_path / "o.safetensors", encode_arrays([{"states": VALUES}], {}))
+    with pytest.raises(ValueError, match=r"must hold an array 'observations'; got \['states'\]"):
+        read_observations(tmp_path / "o.safetensors", NAMES)
+    with pytest.raises(FileNotFoundError, match="there is no file"):
+        read_observations(tmp_path / "other.npy", NAMES)
+
+
+def test_pickled_arrays_are_not_loaded(tmp_path):
+    np.save(tmp_path / "o.npy", np.array([[object(), 1]]), allow_pickle=True)
+    with pytest.raises(DamagedFileError, match="is not an array of numbers"):
+        read_observations(tmp_path / "o.npy", NAMES)
