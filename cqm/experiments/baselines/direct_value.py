@@ -1,14 +1,4 @@
-"""`direct`: a task-conditioned Monte Carlo value.
-
-It regresses the realised return of every branch on state, action and reward, for rewards drawn from
-the 32 training directions; a batch holds all actions of its states. It stands for the paper's
-"direct task-conditioned Monte Carlo value predictor".
-
-Choices that the text leaves. Network: a value is linear in the reward, so it is the product of a
-code of state and action with a linear map of the reward's weights; on one seed this gives an
-accuracy of 0.96 on cartpole and 0.89 on reacher, where the reward as one more input of the head
-gives 0.91 and 0.85. Returns are divided by their standard deviation.
-"""
+"""`direct`: a task-conditioned Monte Carlo value."""
 
 from __future__ import annotations
 
@@ -23,10 +13,7 @@ from jax import Array
 
 from cqm.branches import Branches
 from cqm.experiments.baselines.base import Inputs, Lesson, Predictor, by_blocks, fit
-from cqm.experiments.baselines.task_network import BilinearNetwork, TaskNetwork
-from cqm.experiments.baselines.vector import make_network
-
-CODE = 32  # as many coordinates as there are training rewards
+from cqm.experiments.baselines.task_network import TaskNetwork
 
 
 def make_task_network(lesson: Lesson, inputs: Inputs) -> TaskNetwork:
@@ -42,7 +29,7 @@ def make_task_network(lesson: Lesson, inputs: Inputs) -> TaskNetwork:
 class TaskPredictor(Predictor):
     """Scores of a task network."""
 
-    network: TaskNetwork | BilinearNetwork
+    network: TaskNetwork
     inputs: Inputs
     scale: float  # of what the network predicts
 
@@ -67,7 +54,7 @@ class DirectValue(TaskPredictor):
         self.scale = float(values.std()) or 1.0
 
         def loss(
-            network: BilinearNetwork, batch: Mapping[str, Array], key: Array, target: Any
+            network: TaskNetwork, batch: Mapping[str, Array], key: Array, target: Any
         ) -> Array:
             chosen = jax.random.randint(key, (len(batch["inputs"]),), 0, len(rewards))
             predicted = network(batch["inputs"], rewards[chosen][:, None])[:, 0]
@@ -78,7 +65,7 @@ class DirectValue(TaskPredictor):
             "inputs": self.inputs.of_states(lesson.branches),
             "values": (values / self.scale).astype(np.float32),
         }
-        network = BilinearNetwork(make_network(lesson, self.inputs, rank=CODE))
+        network = make_task_network(lesson, self.inputs)
         self.network = fit(network, loss, rows, lesson, lesson.training, "direct")
 
 

@@ -1,16 +1,22 @@
 """`sf`: successor features by temporal differences.
 
-It learns ψ(o, a) = o' + γ·mean over actions of ψ(o', ·), with a target network copied every 100
-updates, from the first step of every branch, with the same network as the effect model; a batch
-holds all actions of its states. It stands for the paper's "successor features trained by TD under
-the uniform continuation policy".
+It learns ψ(o, a), the discounted sum of future observations under the uniform continuation, from
+single steps: the next observation plus the discounted mean over actions of a target network that is
+copied every 100 updates. Data are the first steps of the branches, the network is that of the
+effect model. It stands for the paper's "successor features trained by TD under the uniform
+continuation policy".
 
-Choices that the text leaves. Data: as for `world`; first steps and all actions of a state in one
-batch give an accuracy of 0.31 on cartpole and 0.33 on reacher, single transitions from all steps
-0.20 and 0.20. Horizon: discounted without end, which is what a TD backup with γ computes, though
-the outcomes it is compared with end after H steps. A discount of γ(1 − 1/H), whose mean horizon
-is H, brings the effect NMSE from 1.16 and 1.40 to 1.02 and 1.05 and the absolute-future NMSE from
-1.13 to 0.92, but its choices are no better (0.34 and 0.28), and it is not in the text.
+Choices, with accuracy / effect error / absolute error (seed 7):
+- A batch is 256 states with all arms, of first steps. On reacher with 5,000 states and 1,500
+  updates: 0.535 / 1.32; the same of all steps 0.328 / 1.67; as many transitions drawn apart
+  0.298 / 1.41; only 256 of them 0.275 / 1.41.
+- Horizon: truncated. A branch is an episode of H steps, and which step a state is at cannot be
+  seen, so the future goes on with probability 1 − 1/H. At full size that gives 0.281 / 1.05 /
+  0.924 on reacher and 0.337 / 1.02 / 0.925 on cartpole; the infinite horizon gives 0.331 / 1.40 /
+  1.137 and 0.306 / 1.16 / 1.132, which the paper's absolute error of 0.92 to 0.93 excludes. A
+  network for each number of steps left would not be the identical architecture.
+- Targets are divided by one number. Unscaled, with the infinite horizon: 0.466 / 1.10 / 0.963
+  on reacher, but 0.201 / 1.06 / 0.966 on cartpole.
 """
 
 from __future__ import annotations
@@ -25,9 +31,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from cqm.branches import Branches
+from cqm.branches import Branches, Recipe
 from cqm.experiments.baselines.base import Inputs, Lesson, Predictor, by_blocks, closed_only, fit
-from cqm.experiments.baselines.transitions import first_steps, observation_scale
+from cqm.experiments.baselines.transitions import first_steps, size
 from cqm.experiments.baselines.vector import make_network, mean_over_actions
 from cqm.models.network import Network
 
@@ -42,14 +48,15 @@ class SuccessorFeatures(Predictor):
     def __init__(self, lesson: Lesson):
         closed_only(lesson.branches, "TD learning")
         self.inputs = Inputs.of(lesson)
-        recipe, inputs, rows = lesson.branches.recipe, self.inputs, first_steps(lesson.branches)
-        self.scale = scale = observation_scale(lesson) * float(recipe.discounts.sum())
+        rows, inputs, recipe = first_steps(lesson.branches), self.inputs, lesson.branches.recipe
+        discount = truncated_discount(recipe)
+        self.scale = size(rows["before"]) * float(recipe.discounts.sum())
 
         def loss(network: Network, batch: Mapping[str, Array], key: Array, target: Any) -> Array:
             later = mean_over_actions(target, inputs(batch["after"]))
-            backup = jax.lax.stop_gradient(batch["after"] / scale + recipe.discount * later)
-            predicted = network(inputs(batch["before"]))
-            return jnp.mean(jnp.sum((predicted - backup) ** 2, axis=-1))
+            backup = jax.lax.stop_gradient(batch["after"] / self.scale + discount * later)
+            error = network(inputs(batch["before"])) - backup
+            return jnp.mean(jnp.sum(error**2, axis=-1))
 
         training = replace(lesson.training, target_every=TARGET_EVERY)
         network = make_network(lesson, self.inputs)
@@ -59,3 +66,8 @@ class SuccessorFeatures(Predictor):
         """ψ(o, a)."""
         predict = eqx.filter_jit(lambda block: self.network(block) * self.scale)
         return by_blocks(predict, self.inputs.of_states(branches))
+
+
+def truncated_discount(recipe: Recipe) -> float:
+    """The discount of a future that ends with every step with probability 1/H."""
+    return recipe.discount * (1 - 1 / recipe.horizon)

@@ -1,8 +1,8 @@
-"""Networks of the methods that see the reward: scores of all actions for a reward direction.
+"""The network of the methods that see the reward: scores of all actions for a reward direction.
 
-The paper gives no architecture for these. `TaskNetwork` is that of the vector models up to the
-head, which also sees the reward's weights and ends in numbers instead of a code and a decoder:
-encoder of three layers of width 128, a 16-dimensional action embedding, head of three layers.
+The paper gives no architecture for these. This one is that of the vector models up to the head,
+which also sees the reward's weights and ends in numbers instead of a code and a decoder: encoder of
+three layers of width 128, a 16-dimensional action embedding, head of three layers.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from cqm.models.network import Linear, Network
+from cqm.models.network import Linear
 
 WIDTH, EMBEDDING = 128, 16
 
@@ -74,17 +74,3 @@ class TaskNetwork(eqx.Module):
     def _score(self, first: Array) -> Array:
         _, second, third = self.head
         return third(jax.nn.relu(second(jax.nn.relu(first))))[..., 0]
-
-
-class BilinearNetwork(eqx.Module):
-    """The same for scores that are linear in the reward: the vector models' network times w."""
-
-    network: Network
-
-    def __call__(self, inputs: Array, weights: Array) -> Array:
-        """`[n, queries, actions]` for inputs `[n, inputs]` and weights `[n or 1, queries, d]`."""
-        code, decoder = self.network.code(inputs), self.network.decoder
-        scaled = weights * weights.shape[-1] ** 0.5  # unit directions have small coordinates
-        directions = scaled @ decoder.weight.T  # [n or 1, queries, code]
-        constants = (scaled @ decoder.bias)[..., None]
-        return jnp.swapaxes(code @ jnp.swapaxes(directions, 1, 2), 1, 2) + constants

@@ -1,8 +1,8 @@
-"""Transitions that branches contain, as rows to train from.
+"""The transitions that branches contain, as rows to train from.
 
-`first_steps` has the first step of all arms of a state side by side. `Transitions` has every step
-of every arm, one by one: steps are kept once, in float32, and the rows of a chunk of updates are
-drawn from them when the chunk starts, by the seed and the number of the chunk.
+Either the first steps, where all arms leave from one state, or all steps of all arms. These are
+kept once, in float32; the rows of a chunk of updates are drawn from them when the chunk starts, by
+the seed and the number of the chunk.
 """
 
 from __future__ import annotations
@@ -13,22 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from cqm.branches import BLOCK, Branches
-from cqm.experiments.baselines.base import Lesson
 from cqm.models.training import Batch, Training
 
 _PIECE = 4 * BLOCK  # families read at once
-
-
-def first_steps(branches: Branches) -> dict[str, np.ndarray]:
-    """`before` `[rows, features]` and `after` `[rows, actions, features]`; a draw is a row."""
-    after = branches.first_features.astype(np.float32)
-    before = np.repeat(branches.observations.astype(np.float32), after.shape[1], axis=0)
-    return {"before": before, "after": after.reshape(-1, *after.shape[2:])}
-
-
-def observation_scale(lesson: Lesson) -> float:
-    """Root mean square of the observations that branches start from."""
-    return float(np.sqrt(np.mean(lesson.branches.observations**2))) or 1.0
 
 
 @dataclass(frozen=True)
@@ -72,3 +59,19 @@ class Transitions:
         after = self.steps[rows, arms, steps]
         arrays = {"before": before, "action": action.astype(np.int32), "after": after}
         return {name: jnp.asarray(values) for name, values in arrays.items()}
+
+
+def first_steps(branches: Branches) -> dict[str, np.ndarray]:
+    """The first step of every branch, all arms of a state in one row; a draw counts as a row.
+
+    The arms of a row share the nuisance, so what a batch says about actions has less noise than as
+    many transitions drawn apart.
+    """
+    after = branches.first_features.astype(np.float32)
+    before = np.repeat(branches.observations.astype(np.float32), branches.recipe.draws, axis=0)
+    return {"before": before, "after": after.reshape(-1, *after.shape[2:])}
+
+
+def size(values: np.ndarray) -> float:
+    """Root mean square: the one number that targets are divided by."""
+    return float(np.sqrt(np.mean(values.astype(float) ** 2))) or 1.0
