@@ -29,12 +29,12 @@ def write_card(model: EffectModel) -> str:
         ],
         "Data": [
             f"learned from {model.num_families_:,} branch families (horizon {recipe.horizon}, "
-            f"discount {recipe.discount}, {recipe.draws} draws, continuation "
+            f"discount {recipe.discount}, draws a state: {recipe.draws}, continuation "
             f"`{recipe.continuation}`, seed {recipe.seed})"
         ],
         "Model": [
             f"method `{model.method_}`: {_METHODS[model.method_]}",
-            f"input conditioning `{settings.conditioning}`, {settings.members} networks of "
+            f"input conditioning `{settings.conditioning}`, networks: {settings.members} of "
             f"{parameters:,} parameters, final loss {model.losses_[-1]:.4g}",
             *(_training(name, record) for name, record in model.training_.items()),
         ],
