@@ -36,6 +36,8 @@ check: $(READY)
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks.branching
+	$(BIN)/python -m benchmarks.training
+	$(BIN)/python -m benchmarks.querying
 
 docs: $(READY)
 	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going docs docs/_build
