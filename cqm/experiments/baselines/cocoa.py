@@ -1,4 +1,20 @@
-"""`cocoa`: a contribution estimator in the style of COCOA, and the policy distilled from it."""
+"""`cocoa`: a contribution estimator in the style of COCOA, and the policy distilled from it.
+
+Two parts. A hindsight model learns p(a | o, u, w): which first action led from a state to the
+outcome u of the reward with weights w, by cross-entropy over all arms of the training states.
+Against the uniform law of the first action it gives contribution coefficients p(a | o, u, w)/ρ(a)
+− 1, and these, times the outcomes that followed a state and summed over its branches, an advantage
+for each action. A task-conditioned policy is then distilled: half as many updates as the hindsight
+model's (2,000 in the paper), cross-entropy to the softmax of the advantages at temperature 0.25,
+for the training rewards. Its logits are the scores. It stands for the paper's "COCOA-style
+contribution estimator with a distilled task-conditioned policy".
+
+Choices, with accuracy on reacher / cartpole (5,000 states, 1,500 updates, seed 7):
+- The outcome is the discounted return of a branch: 0.873 / 0.856. The reward of a single step, with
+  its delay: 0.718 / 0.875; without: 0.806 on reacher; both cost several times as much.
+- Temperature: in units of the spread of returns. Advantages brought to unit size for every state
+  first: 0.875 on reacher.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +29,13 @@ import numpy as np
 from jax import Array
 
 from cqm.experiments.baselines.base import Inputs, Lesson, fit
-from cqm.experiments.baselines.direct_value import TaskPredictor, make_task_network, realised_values
-from cqm.experiments.baselines.task_network import WIDTH, TaskNetwork
+from cqm.experiments.baselines.direct_value import realised_values
+from cqm.experiments.baselines.task_network import (
+    WIDTH,
+    TaskNetwork,
+    TaskPredictor,
+    make_task_network,
+)
 from cqm.models.network import Linear
 
 TEMPERATURE = 0.25
@@ -70,7 +91,7 @@ class Cocoa(TaskPredictor):
         def pick(batch: Mapping[str, Array], key: Array) -> tuple[Array, Array]:
             """A training reward for every state of a batch, and the returns of all arms."""
             chosen = jax.random.randint(key, (len(batch["inputs"]),), 0, len(rewards))
-            returns = jnp.take_along_axis(batch["values"], chosen[:, None, None], axis=1)[:, 0]
+            returns = jnp.take_along_axis(batch["values"], chosen[:, None, None], axis=2)[..., 0]
             return rewards[chosen], returns
 
         def hindsight_loss(

@@ -1,4 +1,19 @@
-"""`direct`: a task-conditioned Monte Carlo value."""
+"""`direct`: a task-conditioned Monte Carlo value.
+
+It learns q(o, a, w), the discounted return of the reward with weights w, by least squares on the
+realised returns of all arms for the training rewards; nothing is centred. It stands for the paper's
+"direct task-conditioned Monte Carlo value predictor, used as a value-equivalence proxy".
+
+The paper gives no architecture. This one is the vector models' network up to a code of 32, and the
+score is the product of the code with a linear embedding of the reward, so every update sees all
+training rewards of its 256 states for the cost of one. Choices, with accuracy on reacher /
+cartpole (5,000 states, 1,500 updates, seed 7):
+- This one: 0.881 / 0.965.
+- The reward beside the state in the head of `task_network`, another reward for every arm:
+  0.859 / 0.938; one for all arms of a state: 0.84 / 0.894 (at full size 0.909 on cartpole). Beside
+  the observation at the input: 0.68 on reacher; as a second stream of three layers: 0.82.
+- Targets are divided by one number, their spread; unscaled 0.81 instead of 0.84 on reacher.
+"""
 
 from __future__ import annotations
 
@@ -6,70 +21,50 @@ from collections.abc import Mapping
 from typing import Any
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
 from cqm.branches import Branches
+from cqm.decisions import advantage
 from cqm.experiments.baselines.base import Inputs, Lesson, Predictor, by_blocks, fit
-from cqm.experiments.baselines.task_network import TaskNetwork
+from cqm.experiments.baselines.vector import make_network
+from cqm.models.network import Network
+
+RANK = 32  # of the product of code and reward
 
 
-def make_task_network(lesson: Lesson, inputs: Inputs) -> TaskNetwork:
-    """A network for a lesson, initialised by the lesson's seed."""
-    return TaskNetwork(
-        inputs.size,
-        lesson.branches.num_actions,
-        len(lesson.branches.feature_names),
-        key=jax.random.key(lesson.training.seed),
-    )
-
-
-class TaskPredictor(Predictor):
-    """Scores of a task network."""
-
-    network: TaskNetwork
-    inputs: Inputs
-    scale: float  # of what the network predicts
-
-    def outcomes(self, branches: Branches) -> None:
-        """No vector: only scores for a reward."""
-        return None
-
-    def values(self, branches: Branches, weights: np.ndarray) -> np.ndarray:
-        """q(o, a, w)."""
-        given = jnp.asarray(weights, jnp.float32)[None]
-        predict = eqx.filter_jit(lambda block: self.network(block, given) * self.scale)
-        return by_blocks(predict, self.inputs.of_states(branches))
-
-
-class DirectValue(TaskPredictor):
+class DirectValue(Predictor):
     """Fitted to a lesson."""
 
     def __init__(self, lesson: Lesson):
         self.inputs = Inputs.of(lesson)
-        rewards = jnp.asarray(lesson.rewards, jnp.float32)
-        values = realised_values(lesson)
+        rewards, values = jnp.asarray(lesson.rewards, jnp.float32), realised_values(lesson)
         self.scale = float(values.std()) or 1.0
 
-        def loss(
-            network: TaskNetwork, batch: Mapping[str, Array], key: Array, target: Any
-        ) -> Array:
-            chosen = jax.random.randint(key, (len(batch["inputs"]),), 0, len(rewards))
-            predicted = network(batch["inputs"], rewards[chosen][:, None])[:, 0]
-            wanted = jnp.take_along_axis(batch["values"], chosen[:, None, None], axis=1)[:, 0]
-            return jnp.mean((predicted - wanted) ** 2)
+        def loss(network: Network, batch: Mapping[str, Array], key: Array, target: Any) -> Array:
+            embedded = network.decoder.weight @ rewards.T  # [code, rewards]
+            shared = network.decoder.bias @ rewards.T
+            predicted = network.code(batch["inputs"]) @ embedded + shared
+            return jnp.mean((predicted - batch["values"]) ** 2)
 
         rows = {
             "inputs": self.inputs.of_states(lesson.branches),
             "values": (values / self.scale).astype(np.float32),
         }
-        network = make_task_network(lesson, self.inputs)
+        network = make_network(lesson, self.inputs, rank=RANK)
         self.network = fit(network, loss, rows, lesson, lesson.training, "direct")
+
+    def outcomes(self, branches: Branches) -> None:
+        """None: what the decoder says outside the span of the rewards was never learned."""
+        return None
+
+    def values(self, branches: Branches, weights: np.ndarray) -> np.ndarray:
+        """q(o, a, w)."""
+        predict = eqx.filter_jit(lambda block: self.network(block) * self.scale)
+        return advantage(by_blocks(predict, self.inputs.of_states(branches)), weights)
 
 
 def realised_values(lesson: Lesson) -> np.ndarray:
-    """Discounted returns of the training rewards, `[n, rewards, actions]`, averaged over draws."""
-    outcomes = lesson.branches.outcomes.mean(axis=1)
-    return np.swapaxes(outcomes @ lesson.rewards.T, 1, 2)
+    """Discounted returns of the training rewards, `[n, actions, rewards]`, averaged over draws."""
+    return lesson.branches.outcomes.mean(axis=1) @ lesson.rewards.T

@@ -1,8 +1,8 @@
-"""The network of the methods that see the reward: scores of all actions for a reward direction.
+"""The network of methods that are given the reward: a score for every action and direction.
 
-The paper gives no architecture for these. This one is that of the vector models up to the head,
-which also sees the reward's weights and ends in numbers instead of a code and a decoder: encoder of
-three layers of width 128, a 16-dimensional action embedding, head of three layers.
+The paper gives no architecture for these. This one has the vector models' encoder of three layers
+of width 128, their 16-dimensional action embedding and a head of three layers, which also sees the
+reward's weights and ends in one number instead of a code and a decoder.
 """
 
 from __future__ import annotations
@@ -10,8 +10,11 @@ from __future__ import annotations
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
+from cqm.branches import Branches
+from cqm.experiments.baselines.base import Inputs, Lesson, Predictor, by_blocks
 from cqm.models.network import Linear
 
 WIDTH, EMBEDDING = 128, 16
@@ -24,9 +27,7 @@ class TaskNetwork(eqx.Module):
     embedding: Array  # [actions, 16]
     head: tuple[Linear, ...]
 
-    def __init__(
-        self, num_inputs: int, num_actions: int, num_features: int, *, extra: int = 0, key: Array
-    ):
+    def __init__(self, num_inputs: int, num_actions: int, num_features: int, *, key: Array):
         keys = iter(jax.random.split(key, 7))
         self.encoder = (
             Linear(num_inputs, WIDTH, next(keys)),
@@ -35,42 +36,62 @@ class TaskNetwork(eqx.Module):
         )
         self.embedding = jax.random.normal(next(keys), (num_actions, EMBEDDING))
         self.head = (
-            Linear(WIDTH + EMBEDDING + num_features + extra, WIDTH, next(keys)),
+            Linear(WIDTH + EMBEDDING + num_features, WIDTH, next(keys)),
             Linear(WIDTH, WIDTH, next(keys)),
             Linear(WIDTH, 1, next(keys)),
         )
 
     def __call__(self, inputs: Array, weights: Array) -> Array:
         """`[n, queries, actions]` for inputs `[n, inputs]` and weights `[n or 1, queries, d]`."""
-        state, action, reward, _ = self._parts(inputs, weights)
+        state, action, reward = self._parts(inputs, weights)
         return self._score(state[:, None, None] + reward[..., None, :] + action)
 
     def of_action(self, inputs: Array, weights: Array, action: Array) -> Array:
         """`[n]` for inputs `[n, inputs]`, weights `[n, d]` and one action each, `[n]`."""
-        state, actions, reward, _ = self._parts(inputs, weights)
+        state, actions, reward = self._parts(inputs, weights)
         return self._score(state + reward + actions[action])
 
-    def with_extra(self, inputs: Array, weights: Array, extra: Array) -> Array:
-        """`[n, k, actions]`: with more inputs `[n, k, extra]`, for weights `[n, d]`."""
-        state, action, reward, weight = self._parts(inputs, weights)
-        hidden = (state + reward)[:, None] + extra @ weight
-        return self._score(hidden[..., None, :] + action)
-
-    def _parts(self, inputs: Array, weights: Array) -> tuple[Array, Array, Array, Array]:
-        """What state, action and reward add to the head's first layer, and the weight of the rest.
+    def _parts(self, inputs: Array, weights: Array) -> tuple[Array, Array, Array]:
+        """What state, actions and reward add to the head's first layer.
 
         The layer sees them side by side, so it is a sum; each part is computed once.
         """
         first, second, third = self.encoder
         state = third(jax.nn.relu(second(jax.nn.relu(first(inputs)))))
-        first, size = self.head[0], weights.shape[-1]
-        of_state, of_action, of_reward, rest = jnp.split(
-            first.weight, (WIDTH, WIDTH + EMBEDDING, WIDTH + EMBEDDING + size)
-        )
+        first = self.head[0]
+        of_state, of_action, of_reward = jnp.split(first.weight, (WIDTH, WIDTH + EMBEDDING))
         # Unit directions have small coordinates; around one they are seen from the start.
-        reward = weights * size**0.5 @ of_reward
-        return state @ of_state + first.bias, self.embedding @ of_action, reward, rest
+        reward = weights * weights.shape[-1] ** 0.5 @ of_reward
+        return state @ of_state + first.bias, self.embedding @ of_action, reward
 
     def _score(self, first: Array) -> Array:
         _, second, third = self.head
         return third(jax.nn.relu(second(jax.nn.relu(first))))[..., 0]
+
+
+class TaskPredictor(Predictor):
+    """Scores of a task network."""
+
+    network: TaskNetwork
+    inputs: Inputs
+    scale: float  # of what the network predicts
+
+    def outcomes(self, branches: Branches) -> None:
+        """No vector: only scores for a reward."""
+        return None
+
+    def values(self, branches: Branches, weights: np.ndarray) -> np.ndarray:
+        """q(o, a, w)."""
+        given = jnp.asarray(weights, jnp.float32)[None]
+        predict = eqx.filter_jit(lambda block: self.network(block, given) * self.scale)
+        return by_blocks(predict, self.inputs.of_states(branches))
+
+
+def make_task_network(lesson: Lesson, inputs: Inputs) -> TaskNetwork:
+    """A network for a lesson, initialised by the lesson's seed."""
+    return TaskNetwork(
+        inputs.size,
+        lesson.branches.num_actions,
+        len(lesson.branches.feature_names),
+        key=jax.random.key(lesson.training.seed),
+    )

@@ -1,4 +1,20 @@
-"""`task-td`: a universal value function, learned by temporal differences."""
+"""`task-td`: a universal value function, learned by temporal differences.
+
+It learns q(o, a, w) under the uniform continuation from single steps: the reward of the step plus
+the discounted mean over actions of a target network that is copied every 100 updates. Data are all
+steps of all arms; each transition is given one of the training rewards. It stands for the paper's
+"Task-TD, a universal value function approximator with target-network policy-evaluation backups".
+
+Choices, with accuracy on reacher / cartpole (5,000 states, 1,500 updates unless said, seed 7):
+- A batch is 256 times as many transitions as there are arms, drawn apart: 0.834 on reacher with
+  2,000 updates, where 256 transitions give 0.763 (0.890 on cartpole). First steps of 256 states
+  with all arms: 0.745 / 0.901; with another reward for every arm: 0.729 / 0.915; all steps,
+  grouped by family: 0.746. Rewards are free of the nuisance, so pairing has nothing to cancel here.
+- Horizon: discounted infinite; ending with the branch gives 0.735 instead of 0.763 on reacher.
+- The reward enters the head; a product with a linear embedding of it, as in `direct`, gives
+  0.746 / 0.818.
+- Targets are divided by one number: the spread of the reward times the sum of the discounts.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +28,12 @@ import numpy as np
 from jax import Array
 
 from cqm.experiments.baselines.base import Inputs, Lesson, closed_only, fit
-from cqm.experiments.baselines.direct_value import TaskPredictor, make_task_network
 from cqm.experiments.baselines.successor_features import TARGET_EVERY
-from cqm.experiments.baselines.task_network import TaskNetwork
+from cqm.experiments.baselines.task_network import (
+    TaskNetwork,
+    TaskPredictor,
+    make_task_network,
+)
 from cqm.experiments.baselines.transitions import Transitions
 
 
@@ -24,7 +43,12 @@ class TaskTD(TaskPredictor):
     def __init__(self, lesson: Lesson):
         closed_only(lesson.branches, "TD learning")
         self.inputs = inputs = Inputs.of(lesson)
-        transitions = Transitions.of(lesson.branches, lesson.training)
+        training = replace(
+            lesson.training,
+            target_every=TARGET_EVERY,
+            batch_size=lesson.training.batch_size * lesson.branches.num_actions,
+        )
+        transitions = Transitions.of(lesson.branches, training)
         recipe, rewards = lesson.branches.recipe, jnp.asarray(lesson.rewards, jnp.float32)
         spread = float(np.std(transitions.start @ lesson.rewards.T)) or 1.0
         self.scale = scale = spread * float(recipe.discounts.sum())
@@ -40,6 +64,5 @@ class TaskTD(TaskPredictor):
             predicted = network.of_action(inputs(batch["before"]), weights, batch["action"])
             return jnp.mean((predicted - backup) ** 2)
 
-        training = replace(lesson.training, target_every=TARGET_EVERY)
         network = make_task_network(lesson, self.inputs)
         self.network = fit(network, loss, transitions, lesson, training, "task-td")
