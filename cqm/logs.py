@@ -1,0 +1,390 @@
+"""Logs: ordinary trajectories, one action each, for whoever cannot clone the state of their system.
+
+A row is one decision and what followed: the observation, the action taken, the actions taken after
+it, and the features of every step. Nothing here was ever branched, so the effect of an action has
+to be told apart from everything else that differs between trajectories; `coverage` says first
+whether the logs can tell it at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from cqm import storage
+from cqm.branches import Branches, Recipe, discounted
+from cqm.coverage import Coverage, measure_coverage
+
+ARRAYS = "logs.safetensors"
+CONFIG = "logs.json"
+PropensityFn = Callable[[np.ndarray], np.ndarray]  # observations [n, d] -> [n, actions]
+
+
+@dataclass(frozen=True, eq=False)
+class Logs:
+    """Trajectories of one length, each from a decision on.
+
+    `Logs.from_arrays` is the way to make them from your own numbers.
+    """
+
+    observations: np.ndarray  # [n, observations], at the decision
+    actions: np.ndarray  # [n, horizon], candidate actions: the one asked about, and the later ones
+    features: np.ndarray  # [n, horizon, features], of every step
+    candidate_actions: np.ndarray  # [actions, controls]
+    propensities: np.ndarray | None  # [n, actions], of the decision, where they are known
+    observation_names: tuple[str, ...]
+    feature_names: tuple[str, ...]
+    recipe: Recipe  # horizon, discount and the law of the later actions
+    world: Mapping[str, Any]  # the identity of what was recorded
+
+    def __post_init__(self) -> None:
+        _check_shapes(self)
+        for name in ("observations", "features"):
+            bad = ~np.isfinite(getattr(self, name)).reshape(len(self), -1).all(axis=1)
+            if bad.any():
+                raise ValueError(
+                    f"{name} must be finite; got NaN or infinity in {bad.sum()} of {len(self)} "
+                    f"trajectories, the first in row {np.flatnonzero(bad)[0]}; leave them out"
+                )
+        wrong = (self.actions < 0) | (self.actions >= self.num_actions)
+        if wrong.any():
+            raise ValueError(
+                f"actions must be candidate actions in 0..{self.num_actions - 1}; "
+                f"got {self.actions[wrong][0]} ({wrong.sum()} such places)"
+            )
+        if self.propensities is not None:
+            _check_propensities(self.propensities)
+
+    @classmethod
+    def from_arrays(
+        cls,
+        observations: ArrayLike,
+        actions: ArrayLike,
+        features: ArrayLike,
+        *,
+        num_actions: int | None = None,
+        candidate_actions: ArrayLike | None = None,
+        propensities: ArrayLike | None = None,
+        continuation: str | Sequence[float] = "behaviour",
+        discount: float = 0.95,
+        observation_names: Sequence[str] | None = None,
+        feature_names: Sequence[str] | None = None,
+        world: Mapping[str, Any] | None = None,
+    ) -> Logs:
+        """Logs from your own numbers.
+
+        Args:
+            observations: At the decision, `[n, observations]`.
+            actions: Whole numbers, `[n, horizon]`; `[n]` for one step.
+            features: Of every step, `[n, horizon, features]`. Where they have the names of the
+                observations they are taken to be the observations of the next states.
+            num_actions: Candidate actions; those that occur by default.
+            candidate_actions: Their controls, `[actions, controls]`; their numbers by default.
+            propensities: Probabilities of the candidate actions at the decision, `[n, actions]`,
+                or `[actions]` where they are the same for all.
+            continuation: Law of the later actions: `uniform`, probabilities, or a name for a
+                behaviour that sees the state and is estimated where it is needed.
+            discount: Of the outcome.
+            observation_names: `obs_0`, ... by default.
+            feature_names: The observations' where both are equally many; `feature_0`, ... if not.
+            world: The identity of the world, where branches of it are to calibrate a model.
+
+        >>> rng = np.random.default_rng(0)
+        >>> actions = rng.integers(2, size=(6, 1))
+        >>> Logs.from_arrays(rng.normal(size=(6, 3)), actions, actions[..., None] + 0.5)
+        Logs(logs, 6 trajectories of 1 steps, 2 actions, discount 0.95, propensities unknown)
+        """
+        observations = np.asarray(observations, float)
+        actions = _whole("actions", _stacked("actions", actions))
+        features = np.asarray(_stacked("features", features), float)
+        actions = actions[:, None] if actions.ndim == 1 else actions
+        if observations.ndim != 2 or features.ndim != 3 or actions.ndim != 2:
+            raise ValueError(
+                "logs need observations [n, observations], actions [n, horizon] and features "
+                f"[n, horizon, features]; got {list(observations.shape)}, {list(actions.shape)} "
+                f"and {list(features.shape)}"
+            )
+        if candidate_actions is None:
+            num_actions = int(actions.max(initial=0)) + 1 if num_actions is None else num_actions
+            candidate_actions = np.arange(num_actions)[:, None]
+        candidates = np.asarray(candidate_actions, float)
+        if propensities is not None:
+            propensities = np.array(propensities, float)
+            if propensities.ndim == 1:
+                propensities = np.tile(propensities, (len(observations), 1))
+        if observation_names is None:
+            observation_names = [f"obs_{i}" for i in range(observations.shape[1])]
+        if feature_names is None:
+            closed = features.shape[2] == observations.shape[1]
+            plain = [f"feature_{i}" for i in range(features.shape[2])]
+            feature_names = observation_names if closed else plain
+        law = continuation if isinstance(continuation, str) else tuple(map(float, continuation))
+        return cls(
+            observations,
+            actions,
+            features,
+            candidates,
+            propensities,
+            tuple(observation_names),
+            tuple(feature_names),
+            Recipe(
+                states=max(1, len(observations)),
+                horizon=max(1, actions.shape[1]),
+                discount=discount,
+                continuation=law,
+                per_step=True,
+            ),
+            dict(world) if world is not None else {"name": "logs", "kind": "logs"},
+        )
+
+    @classmethod
+    def from_branches(
+        cls,
+        branches: Branches,
+        *,
+        propensities: ArrayLike | PropensityFn | None = None,
+        rng: np.random.Generator,
+    ) -> Logs:
+        """One arm of every family, chosen at random: what an ordinary trajectory would have shown.
+
+        Args:
+            branches: With all arms and the features of every step; of each family the first draw.
+            propensities: Of the first action: `[actions]`, `[n, actions]` or a function of the
+                observations; uniform by default.
+            rng: Chooses the arms.
+        """
+        branches._need_all_arms()
+        observations, num = branches.observations, len(branches)
+        if callable(propensities):
+            propensities = propensities(observations)
+        if propensities is None:
+            propensities = np.full(branches.num_actions, 1 / branches.num_actions)
+        chances = np.array(np.broadcast_to(propensities, (num, branches.num_actions)), float)
+        _check_propensities(chances)
+        first = draw_rows(chances, rng.random(num))
+        steps, later = branches.step_features, branches.continuation[:, 0]
+        rows = np.arange(num)
+        later = later[rows, first if later.shape[1] > 1 else 0]
+        return cls(
+            observations,
+            np.concatenate([first[:, None], later], axis=1),
+            steps[rows, 0, first],
+            branches.candidate_actions,
+            chances,
+            branches.observation_names,
+            branches.feature_names,
+            replace(branches.recipe, arms=None, draws=1, states=max(1, num)),
+            dict(branches.manifest["world"]),
+        )
+
+    @classmethod
+    def from_minari(cls, dataset: Any, **settings: Any) -> Logs:
+        """Logs from a Minari data set, or from the name of a local one; see `cqm.recording`."""
+        from cqm.recording import from_minari
+
+        return from_minari(dataset, **settings)
+
+    @classmethod
+    def from_gymnasium(cls, env: Any, **settings: Any) -> Logs:
+        """Logs recorded from a Gymnasium environment; see `cqm.recording`."""
+        from cqm.recording import from_gymnasium
+
+        return from_gymnasium(env, **settings)
+
+    def __len__(self) -> int:
+        return len(self.observations)
+
+    def __repr__(self) -> str:
+        known = "unknown" if self.propensities is None else "known"
+        return (
+            f"Logs({self.world['name']}, {len(self):,} trajectories of {self.recipe.horizon} "
+            f"steps, {self.num_actions} actions, discount {self.recipe.discount}, "
+            f"propensities {known})"
+        )
+
+    def __getitem__(self, rows: slice | np.ndarray) -> Logs:
+        return replace(
+            self,
+            observations=self.observations[rows],
+            actions=self.actions[rows],
+            features=self.features[rows],
+            propensities=None if self.propensities is None else self.propensities[rows],
+        )
+
+    def split(self, test: int | float) -> tuple[Logs, Logs]:
+        """A training and a test set of different trajectories; `test` is a number or a share."""
+        num = round(test * len(self)) if isinstance(test, float) else test
+        if not 0 < num < len(self):
+            raise ValueError(
+                f"test must leave trajectories on both sides of {len(self)}; got {test}, which "
+                f"is {num}"
+            )
+        return self[: len(self) - num], self[len(self) - num :]
+
+    def with_propensities(self, propensities: ArrayLike | None) -> Logs:
+        """The same logs with other propensities, or with none: they will be estimated."""
+        if propensities is None:
+            return replace(self, propensities=None)
+        shape = (len(self), self.num_actions)
+        return replace(self, propensities=np.array(np.broadcast_to(propensities, shape), float))
+
+    @property
+    def num_actions(self) -> int:
+        """Candidate actions."""
+        return len(self.candidate_actions)
+
+    @property
+    def first_actions(self) -> np.ndarray:
+        """The action of each decision, `[n]`."""
+        return self.actions[:, 0]
+
+    @property
+    def outcomes(self) -> np.ndarray:
+        """Discounted feature sums, `[n, features]`."""
+        return discounted(self.features, self.recipe.discounts)
+
+    @property
+    def closed(self) -> bool:
+        """Whether the features are the observation of the next state."""
+        return self.feature_names == self.observation_names
+
+    @property
+    def known_continuation(self) -> bool:
+        """Whether the later actions were drawn from one known law, whatever the state."""
+        return self.recipe.continuation == "uniform" or isinstance(self.recipe.continuation, tuple)
+
+    def coverage(self) -> Coverage:
+        """How often which action was taken where, and what that leaves to learn from."""
+        return measure_coverage(
+            self.observations, self.first_actions, self.num_actions, self.propensities
+        )
+
+    def save(self, directory: str | Path) -> None:
+        """Write the logs: arrays, and a description with their checksum."""
+        directory = Path(directory)
+        arrays = {name: getattr(self, name) for name in ("observations", "features")}
+        arrays["actions"] = self.actions.astype(np.int16)
+        if self.propensities is not None:
+            arrays["propensities"] = self.propensities
+        written = storage.write_pieces(
+            directory / ARRAYS, storage.encode_arrays([arrays], {"kind": "cqm logs"})
+        )
+        config = {
+            "kind": "logs",
+            "sha256": written.sha256,
+            "world": dict(self.world),
+            "recipe": self.recipe.to_json(),
+            "candidate_actions": self.candidate_actions.tolist(),
+            "observation_names": list(self.observation_names),
+            "feature_names": list(self.feature_names),
+        }
+        storage.write_json(directory / CONFIG, config)
+
+    @classmethod
+    def load(cls, directory: str | Path) -> Logs:
+        """Logs that `save` wrote, checked against their checksum."""
+        directory = Path(directory)
+        config = storage.read_json(directory / CONFIG)
+        path = directory / ARRAYS
+        if config.get("kind") != "logs":
+            raise storage.DamagedFileError(f"{directory / CONFIG} is not of logs")
+        if storage.sha256(path) != config.get("sha256"):
+            raise storage.DamagedFileError(
+                f"{path} is damaged: its checksum is wrong; save the logs again"
+            )
+        with storage.open_arrays(path) as file:
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        return cls(
+            arrays["observations"],
+            arrays["actions"].astype(np.int64),
+            arrays["features"],
+            np.array(config["candidate_actions"], float),
+            arrays.get("propensities"),
+            tuple(config["observation_names"]),
+            tuple(config["feature_names"]),
+            Recipe.from_json(config["recipe"]),
+            config["world"],
+        )
+
+
+def draw_rows(chances: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
+    """One index a row of probabilities `[n, actions]`, from uniform numbers `[n]`.
+
+    >>> draw_rows(np.array([[0.2, 0.8], [0.2, 0.8]]), np.array([0.1, 0.3])).tolist()
+    [0, 1]
+    """
+    return (uniforms[:, None] >= np.cumsum(chances, axis=1)[:, :-1]).sum(axis=1)
+
+
+def _check_shapes(logs: Logs) -> None:
+    num, horizon = logs.actions.shape
+    lengths = {"observations": len(logs.observations), "actions": num, "features": len(logs)}
+    lengths["features"] = len(logs.features)
+    if logs.propensities is not None:
+        lengths["propensities"] = len(logs.propensities)
+    if len(set(lengths.values())) > 1:
+        raise ValueError(f"the arrays of logs must be equally long; got {lengths}")
+    if num == 0:
+        raise ValueError("there are no trajectories in the logs")
+    if logs.features.shape[1] != horizon or horizon < 1:
+        raise ValueError(
+            f"every trajectory needs one action and one row of features a step; got {horizon} "
+            f"actions and {logs.features.shape[1]} rows of features"
+        )
+    if logs.num_actions < 2:
+        raise ValueError(f"effects compare at least 2 actions; got {logs.num_actions}")
+    shape = (num, logs.num_actions)
+    if logs.propensities is not None and logs.propensities.shape != shape:
+        raise ValueError(
+            f"propensities must be [n, actions] = {list(shape)}; "
+            f"got {list(logs.propensities.shape)}"
+        )
+    for name in ("observation", "feature"):
+        values, names = getattr(logs, f"{name}s"), getattr(logs, f"{name}_names")
+        if values.shape[-1] != len(names):
+            raise ValueError(f"{values.shape[-1]} {name}s need as many names; got {len(names)}")
+
+
+def _check_propensities(propensities: np.ndarray) -> None:
+    wrong = ~((propensities > 0) & (propensities <= 1))  # NaN too
+    if wrong.any():
+        raise ValueError(
+            f"propensities must be in (0, 1], because an action that is never taken cannot be "
+            f"learned about; got {propensities[wrong][0]} ({wrong.sum()} such places)"
+        )
+    off = np.abs(propensities.sum(axis=-1) - 1)
+    if off.max(initial=0) > 1e-6:
+        raise ValueError(
+            f"the propensities of a decision must sum to 1; row {off.argmax()} sums to "
+            f"{propensities[off.argmax()].sum():.6g}"
+        )
+
+
+def _stacked(name: str, values: Any) -> np.ndarray:
+    """One array from trajectories, which must be equally long."""
+    if not isinstance(values, np.ndarray) and isinstance(values, Sequence):
+        lengths = {np.shape(value)[:1] for value in values}
+        if len(lengths) > 1:
+            sizes = sorted(length[0] if length else 0 for length in lengths)
+            raise ValueError(
+                f"{name} of trajectories must be equally long; got {sizes[0]} to {sizes[-1]} "
+                "steps; cut them to windows of one length"
+            )
+    return np.asarray(values)
+
+
+def _whole(name: str, values: np.ndarray) -> np.ndarray:
+    if not np.issubdtype(values.dtype, np.integer):
+        numbers = np.asarray(values, float)
+        if not np.isfinite(numbers).all() or np.any(numbers % 1):
+            raise ValueError(
+                f"{name} must be whole numbers, the places of candidate actions; got "
+                f"{numbers[~(np.isfinite(numbers) & (numbers % 1 == 0))][0]}"
+            )
+        values = numbers
+    return values.astype(np.int64)

@@ -1,0 +1,181 @@
+"""Directions that matter in logs: where the noise of outcomes lets effects be seen.
+
+Most of what makes outcomes differ between trajectories is noise that no action moves. It lives in
+some directions of the features and leaves others nearly alone. The covariance of what a
+regression on state and action cannot explain tells which (generalised least squares): measured in
+units of that noise, the directions that actions move stand out. Where the features are the
+next observation, directions that are predicted almost perfectly belong to them as well: carrying
+them along costs nothing, and they tell how the moved ones go on.
+
+Along directions in which the noise hides whatever actions do, effects are taken to be zero.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from cqm.logs import Logs
+
+_CHUNK = 8192
+_UNPREDICTABLE = 0.01  # share of a direction's variance; below it the direction is carried along
+_NEW = 0.1  # part of a unit direction that others do not span, for it to count as another
+_NEGLIGIBLE = 1e-10
+_LATER = 1200  # regressors for later actions, at most
+
+
+@dataclass(frozen=True)
+class Directions:
+    """An orthonormal basis of the features in which effects can be seen."""
+
+    basis: np.ndarray  # [features, kept]
+    signal: np.ndarray  # [features], variance by actions over noise variance, falling
+    edge: float  # what the largest signal would be if actions did nothing
+
+
+def visible_log_directions(logs: Logs) -> np.ndarray:
+    """An orthonormal basis `[features, kept]` of where logs show effects; one direction at least.
+
+    From single steps where the features are the next observation, from outcomes otherwise.
+    """
+    num_actions, horizon = logs.num_actions, logs.recipe.horizon
+    before, after, actions = logs.observations, logs.outcomes, logs.first_actions
+    if logs.closed:
+        steps = np.concatenate([before[:, None], logs.features[:, :-1]], axis=1)
+        before, after = (
+            steps.reshape(-1, steps.shape[-1]),
+            logs.features.reshape(-1, after.shape[1]),
+        )
+        actions = logs.actions.ravel()
+    chances = np.bincount(actions, minlength=num_actions) / len(actions)
+    if logs.propensities is not None and (not logs.closed or horizon == 1):
+        every = logs.propensities
+    else:
+        every = np.tile(chances, (len(actions), 1))
+    found = visible_directions(before, after, actions, every, closed=logs.closed)
+    if found.basis.shape[1]:
+        return found.basis
+    # Nothing stands out: the direction of least noise is as good as any.
+    return np.linalg.svd(after - after.mean(axis=0), full_matrices=False)[2][-1:].T
+
+
+def later_regressors(logs: Logs, seen: np.ndarray) -> np.ndarray:
+    """What later actions did, as regressors `[n, ...]`, where their law does not see the state.
+
+    Then they are independent of the first action, and explaining them away leaves less noise. Where
+    they answer to the state they carry a part of the first action's effect, and must not be used.
+    """
+    num, horizon = logs.actions.shape
+    if not logs.known_continuation or horizon == 1:
+        return np.empty((num, 0))
+    law = logs.recipe.continuation
+    chances = np.full(logs.num_actions, 1 / logs.num_actions) if law == "uniform" else law
+    others = logs.num_actions - 1
+    state = np.concatenate([np.ones((num, 1)), seen], axis=1)
+    most = min(_LATER, num // 10)  # regressors that these trajectories can support
+    state = state[:, : max(1, most // ((horizon - 1) * others))]
+    taken = (logs.actions[:, 1:, None] == np.arange(others)) - np.asarray(chances)[:others]
+    return (taken[..., None] * state[:, None, None]).reshape(num, -1)
+
+
+def visible_directions(
+    before: np.ndarray,
+    after: np.ndarray,
+    actions: np.ndarray,
+    propensities: np.ndarray,
+    *,
+    closed: bool,
+) -> Directions:
+    """The directions of `after` that actions are seen to move.
+
+    Args:
+        before: Observations, `[n, observations]`.
+        after: Features that followed, `[n, features]`.
+        actions: Taken, `[n]`.
+        propensities: `[n, actions]`, what the actions' indicators are centred at.
+        closed: Whether `after` are the observations that follow `before`.
+    """
+    num, size = after.shape
+    shift, whitening = _whitening(before, num)
+    design, explained = _moments(before - shift, whitening, after, actions, propensities)
+    states = whitening.shape[1] + 1
+    total = explained[-1]
+    by_state = _residual(design[:states, :states], explained[0][:states], total)
+    by_both = _residual(design, explained[0], total)
+    degrees = max(1, num - len(design))
+    noise = by_both / degrees
+    scales, axes = np.linalg.eigh(noise)
+    scales = np.maximum(scales, _NEGLIGIBLE * max(float(scales[-1]), 1e-300))
+    to_white = axes / np.sqrt(scales)
+    strength, found = np.linalg.eigh(to_white.T @ ((by_state - by_both) / num) @ to_white)
+    strength, found = strength[::-1], found[:, ::-1]
+    extra = len(design) - states
+    edge = float((np.sqrt(extra) + np.sqrt(size) + 3) ** 2 / degrees)
+    candidates = [to_white @ found[:, i] for i in range(size) if strength[i] > edge]
+    if closed:
+        shares, own = np.linalg.eigh(whitening.T @ noise @ whitening)
+        steady = np.linalg.qr(whitening @ own[:, shares < _UNPREDICTABLE])[0]
+        candidates = [*steady.T, *candidates]
+    return Directions(_independent(candidates, size), strength, edge)
+
+
+def _whitening(values: np.ndarray, num: int) -> tuple[np.ndarray, np.ndarray]:
+    """The mean, and a map to coordinates of unit variance, `[values, coordinates]`."""
+    shift = values.mean(axis=0)
+    centered = values - shift
+    variances, axes = np.linalg.eigh(centered.T @ centered / num)
+    kept = variances > _NEGLIGIBLE * max(float(variances[-1]), 1e-300)
+    return shift, axes[:, kept] / np.sqrt(variances[kept])
+
+
+def _moments(
+    centered: np.ndarray,
+    whitening: np.ndarray,
+    after: np.ndarray,
+    actions: np.ndarray,
+    propensities: np.ndarray,
+) -> tuple[np.ndarray, tuple[np.ndarray, np.ndarray]]:
+    """Second moments of regressors, of regressors with outcomes, and of outcomes, in pieces.
+
+    Regressors are the state, and the state times each action's centred indicator, as many of them
+    as the number of rows supports.
+    """
+    num, num_actions = propensities.shape
+    width = whitening.shape[1] + 1
+    interacting = int(np.clip(num // (20 * (num_actions - 1)), 1, width))
+    shift = after.mean(axis=0)
+    size = width + interacting * (num_actions - 1)
+    design, joint = np.zeros((size, size)), np.zeros((size, after.shape[1]))
+    total = np.zeros((after.shape[1], after.shape[1]))
+    for start in range(0, num, _CHUNK):
+        rows = slice(start, start + _CHUNK)
+        # Leading whitened coordinates come last, so the interactions start from that end.
+        white = centered[rows] @ whitening[:, ::-1]
+        state = np.concatenate([np.ones((len(white), 1)), white], axis=1)
+        taken = (actions[rows, None] == np.arange(num_actions)) - propensities[rows]
+        both = taken[:, :-1, None] * state[:, None, :interacting]
+        regressors = np.concatenate([state, both.reshape(len(state), -1)], axis=1)
+        outcomes = after[rows] - shift
+        design += regressors.T @ regressors
+        joint += regressors.T @ outcomes
+        total += outcomes.T @ outcomes
+    return design, (joint, total)
+
+
+def _residual(design: np.ndarray, joint: np.ndarray, total: np.ndarray) -> np.ndarray:
+    """Sum of squares that a regression leaves."""
+    ridge = 1e-10 * np.trace(design) / len(design) * np.eye(len(design))
+    return total - joint.T @ np.linalg.solve(design + ridge, joint)
+
+
+def _independent(candidates: list[np.ndarray], size: int) -> np.ndarray:
+    """An orthonormal basis of directions, without those that the ones before them span."""
+    basis = np.zeros((size, 0))
+    for direction in candidates:
+        rest = direction / np.linalg.norm(direction)
+        for _ in range(2):  # twice, against rounding
+            rest = rest - basis @ (basis.T @ rest)
+        if np.linalg.norm(rest) > _NEW:
+            basis = np.column_stack([basis, rest / np.linalg.norm(rest)])
+    return basis

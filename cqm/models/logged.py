@@ -1,0 +1,309 @@
+"""What the estimators that learn from logs have in common."""
+
+from __future__ import annotations
+
+import abc
+import copy
+import hashlib
+import platform
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+import cqm
+from cqm import decisions, storage
+from cqm.branches import Recipe
+from cqm.logs import Logs
+from cqm.models.conditioning import Coordinates, input_coordinates
+from cqm.models.directions import visible_log_directions
+from cqm.models.estimator import Estimator
+from cqm.models.predictors import Classifier, Predictor, restore_predictor
+from cqm.models.regression import Table, mean_by
+from cqm.models.scorer import CONFIG, MODEL, check_observations, read_model_arrays
+from cqm.models.training import Training, train
+from cqm.quotient import as_reference, center
+
+CARD = "card.md"
+LEAST_PROPENSITY = 1e-3  # an estimated propensity is not taken to be smaller
+
+
+@dataclass(frozen=True)
+class LogSettings:
+    """What every estimator from logs can be told."""
+
+    width: int = 256
+    """Of the hidden layers."""
+    members: int = 1
+    """Networks of an ensemble, trained together and averaged."""
+    folds: int = 5
+    """Parts of the logs for cross-fitting."""
+    weighting: bool = True
+    """Whether to weigh by the inverse covariance of the noise and keep the directions in which
+    effects can be seen; generalised rather than ordinary least squares."""
+    reference: tuple[float, ...] | None = None
+    """Distribution over actions that effects are centred at; uniform by default."""
+    training: Training | None = None
+    """Settings of the training loop; those that suit the method by default."""
+    seed: int = 0
+    """Of everything that is drawn."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("width", 1), ("members", 1), ("folds", 2)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be at least {least}; got {getattr(self, name)}")
+        if self.reference is not None:
+            object.__setattr__(self, "reference", tuple(map(float, self.reference)))
+
+
+class LogEstimator(Estimator):
+    """An estimator of effects that is fitted to logs."""
+
+    settings_type: ClassVar[type[LogSettings]]
+    kind: ClassVar[str]  # in saved files
+    title: ClassVar[str]  # for people
+
+    def __init__(self, **settings: Any):
+        known = sorted(self.settings_type.__dataclass_fields__)
+        unknown = sorted(set(settings) - set(known))
+        if unknown:
+            raise ValueError(f"unknown settings {unknown}; available: {known}")
+        self.settings: Any = self.settings_type(**settings)
+        self.reference = self.settings.reference
+        self.predictor_: Predictor | None = None
+        self.calibration_ = None
+        self.notes_: list[str] = []
+
+    def fit(
+        self,
+        logs: Logs,
+        *,
+        directory: str | Path | None = None,
+        show_progress: bool | None = None,
+    ) -> Self:
+        """Learn from logs; with a directory, an interrupted fit continues."""
+        self.predictor_ = self.calibration_ = None
+        if not isinstance(logs, Logs):
+            raise ValueError(
+                f"{type(self).__name__} learns from Logs; got {type(logs).__name__}; "
+                "see cqm.Logs, or EffectModel for branches"
+            )
+        as_reference(self.reference, np.empty((logs.num_actions, 1)))
+        logs.coverage().check()
+        self.world_, self.recipe_ = dict(logs.world), logs.recipe
+        self.feature_names, self.observation_names = logs.feature_names, logs.observation_names
+        self.candidate_actions_, self.num_trajectories_ = logs.candidate_actions, len(logs)
+        self.notes_ = []
+        options = {"directory": directory, "show_progress": show_progress}
+        self.predictor_ = self._learn(logs, options)
+        return self
+
+    @abc.abstractmethod
+    def _learn(self, logs: Logs, options: Mapping[str, Any]) -> Predictor:
+        """What the logs teach."""
+
+    def member_effects(self, observations: np.ndarray) -> np.ndarray:
+        """Effects by each member of the ensemble, `[members, n, actions, features]`."""
+        predictor = self._fitted()
+        observations = check_observations(observations, len(self.observation_names))
+        return center(predictor(observations), self.reference)
+
+    def recenter(self, reference: np.ndarray | None) -> Self:
+        """The same model with effects centred at another reference, without training."""
+        self._fitted()
+        other = copy.copy(self)
+        other.reference = None if reference is None else tuple(map(float, reference))
+        as_reference(other.reference, np.empty((len(self.candidate_actions_), 1)))
+        return other
+
+    def save(self, directory: str | Path) -> None:
+        """Write the model: arrays, settings, and a card for people to read."""
+        directory, arrays = Path(directory), dict(self._fitted().arrays())
+        if self.calibration_ is not None:
+            arrays["calibration.residuals"] = self.calibration_.residuals
+            arrays["calibration.draws"] = np.array([self.calibration_.draws])
+        written = storage.write_pieces(
+            directory / MODEL, storage.encode_arrays([arrays], {"kind": f"cqm {self.kind} model"})
+        )
+        config = {
+            "kind": self.kind,
+            "sha256": written.sha256,
+            "settings": asdict(self.settings),
+            "reference": self.reference,
+            "world": self.world_,
+            "recipe": self.recipe_.to_json(),
+            "feature_names": list(self.feature_names),
+            "observation_names": list(self.observation_names),
+            "candidate_actions": self.candidate_actions_.tolist(),
+            "num_trajectories": self.num_trajectories_,
+            "notes": self.notes_,
+            "versions": {name: version(name) for name in ("jax", "equinox", "optax", "numpy")}
+            | {"cqm": cqm.__version__, "python": platform.python_version()},
+        }
+        storage.write_json(directory / CONFIG, config)
+        storage.write_pieces(directory / CARD, [self.summary().encode()])
+
+    @classmethod
+    def load(cls, directory: str | Path) -> Self:
+        """A saved model, which gives the same effects bit for bit."""
+        directory = Path(directory)
+        config = storage.read_json(directory / CONFIG)
+        if config.get("kind") != cls.kind:
+            raise storage.DamagedFileError(f"{directory / CONFIG} is not of a {cls.kind} model")
+        settings = dict(config["settings"])
+        if settings["training"] is not None:
+            settings["training"] = Training(**settings["training"])
+        model = cls(**settings)
+        model.reference = None if config["reference"] is None else tuple(config["reference"])
+        model.world_, model.recipe_ = config["world"], Recipe.from_json(config["recipe"])
+        model.feature_names = tuple(config["feature_names"])
+        model.observation_names = tuple(config["observation_names"])
+        model.candidate_actions_ = np.array(config["candidate_actions"])
+        model.num_trajectories_, model.notes_ = config["num_trajectories"], config["notes"]
+        arrays = read_model_arrays(directory, config)
+        if "calibration.residuals" in arrays:
+            draws = int(arrays["calibration.draws"][0])
+            model.calibration_ = decisions.Calibration(arrays["calibration.residuals"], draws)
+        model.predictor_ = restore_predictor(arrays)
+        return model
+
+    def summary(self) -> str:
+        """What the model is, from what data, in words."""
+        self._fitted()
+        notes = "".join(f"- {note}\n" for note in self.notes_)
+        return (
+            f"# {self.title} of {self.world_['name']}\n\n"
+            f"- learned from {self.num_trajectories_:,} logged trajectories (horizon "
+            f"{self.recipe_.horizon}, discount {self.recipe_.discount})\n"
+            f"{notes}"
+            f"- effects of {len(self.candidate_actions_)} actions on {len(self.feature_names)} "
+            "features, for states like those in the logs and the continuation "
+            f"`{self.recipe_.continuation}`\n"
+        )
+
+    def _fitted(self) -> Predictor:
+        if self.predictor_ is None:
+            raise ValueError("the model is not fitted; call fit(logs) first")
+        return self.predictor_
+
+    def _coordinates(self, logs: Logs) -> tuple[np.ndarray, Coordinates]:
+        """The directions in which effects are learned, and coordinates of the observations."""
+        basis = np.eye(len(logs.feature_names))
+        if self.settings.weighting:
+            found = visible_log_directions(logs)
+            self.notes_.append(
+                f"effects were seen along {found.shape[1]} of {len(basis)} directions; along the "
+                "others they are taken to be zero"
+            )
+            basis = found
+        kind: Literal["effect", "whiten"] = "effect" if self.settings.weighting else "whiten"
+        closed = logs.closed and self.settings.weighting
+        inputs = input_coordinates(kind, logs.observations, basis, closed=closed)
+        if inputs.matrix.shape[1] == 0:
+            raise ValueError(
+                "all observations are the same, so there is nothing to regress on; use "
+                "method='tabular', which averages"
+            )
+        return basis, inputs
+
+    def _table_propensities(self, logs: Logs, cells: np.ndarray, table: Table) -> np.ndarray:
+        """Propensities of every row `[n, actions]` for a finite set of observations."""
+        if logs.propensities is not None:
+            return logs.propensities
+        self.notes_.append("propensities were unknown and estimated by counting")
+        taken = (logs.first_actions[:, None] == np.arange(logs.num_actions)).astype(float)
+        return mean_by(cells, len(table.rows), taken)[cells]
+
+    def _propensities(
+        self, logs: Logs, inputs: np.ndarray, options: Mapping[str, Any]
+    ) -> np.ndarray:
+        """Known propensities, or estimated ones by a classifier of the observations."""
+        if logs.propensities is not None:
+            return logs.propensities
+        self.notes_.append("propensities were unknown and estimated by a classifier")
+        rows = {"inputs": inputs, "actions": logs.first_actions}
+        classifier = fit_classifier(
+            rows, logs.num_actions, self.settings.seed, {**options, "name": "propensities"}
+        )
+        logits = np.asarray(eqx.filter_jit(classifier)(jnp.asarray(inputs, jnp.float32)), float)
+        chances = np.exp(logits - logits.max(axis=1, keepdims=True))
+        chances = np.maximum(chances / chances.sum(axis=1, keepdims=True), LEAST_PROPENSITY)
+        return chances / chances.sum(axis=1, keepdims=True)
+
+    def _train(
+        self,
+        networks: Any,
+        loss_fn: Callable[[Any, Mapping[str, Array], Array], Array],
+        rows: Mapping[str, Any],
+        training: Training,
+        options: Mapping[str, Any],
+    ) -> Any:
+        """Train all members together, each on batches of its own; stacked networks."""
+        members = self.settings.members
+
+        def loss(networks: Any, batch: Mapping[str, Array], key: Array, target: Any) -> Array:
+            own = {k: v.reshape(members, -1, *v.shape[1:]) for k, v in batch.items()}
+            keys = jax.random.split(key, members)
+            return jnp.sum(eqx.filter_vmap(loss_fn)(networks, own, keys)) / members
+
+        seed = training.seed if self.settings.training else self.settings.seed
+        together = replace(training, batch_size=members * training.batch_size, seed=seed)
+        identity = identity_of(self.settings, rows)
+        trained = train(networks, loss, rows, together, identity=identity, **options)
+        return trained.model
+
+    def _ensemble(self, make_fn: Callable[[Array], Any]) -> Any:
+        keys = jax.random.split(jax.random.key(self.settings.seed), self.settings.members)
+        return eqx.filter_vmap(make_fn)(keys)
+
+
+def check_cells(cells: np.ndarray, num_cells: int, logs: Logs) -> None:
+    """Every state must have seen every action."""
+    counts = np.zeros((num_cells, logs.num_actions), dtype=int)
+    np.add.at(counts, (cells, logs.first_actions), 1)
+    if (counts == 0).any():
+        cell, action = np.argwhere(counts == 0)[0]
+        raise ValueError(
+            f"a table needs every action in every state; action {action} never occurs among the "
+            f"{counts[cell].sum()} decisions of state {cell} ({(counts == 0).sum()} such places)"
+        )
+
+
+def fit_classifier(
+    rows: Mapping[str, Any],
+    num_actions: int,
+    seed: int,
+    options: Mapping[str, Any],
+    *,
+    width: int = 64,
+    updates: int = 1500,
+) -> Classifier:
+    """A classifier of `actions` `[n]` from `inputs` `[n, d]`."""
+    rows = {**rows, "inputs": np.asarray(rows["inputs"], np.float32)}
+    classifier = Classifier(
+        rows["inputs"].shape[1], num_actions, width=width, key=jax.random.key(seed)
+    )
+
+    def loss(model: Classifier, batch: Mapping[str, Array], key: Array, target: Any) -> Array:
+        scores = jax.nn.log_softmax(model(batch["inputs"]))
+        return -jnp.mean(jnp.take_along_axis(scores, batch["actions"][:, None], axis=1))
+
+    training = Training(updates=updates, learning_rate=2e-3, schedule="cosine", seed=seed)
+    return train(
+        classifier, loss, rows, training, identity=identity_of((seed, width), rows), **options
+    ).model
+
+
+def identity_of(settings: Any, rows: Mapping[str, np.ndarray]) -> str:
+    """A digest of settings and data, by which a checkpoint knows what it belongs to."""
+    digest = hashlib.sha256(repr(settings).encode())
+    for name in sorted(rows):
+        digest.update(np.ascontiguousarray(rows[name]).data)
+    return digest.hexdigest()
