@@ -11,7 +11,10 @@ _PUBLIC = {
     "branches": ("Branches", "Recipe", "combine"),
     "collection": ("collect",),
     "coupling": ("audit",),
+    "logs": ("Logs",),
     "models.effect": ("EffectModel",),
+    "models.hindsight": ("HindsightModel",),
+    "models.residual": ("ResidualModel",),
     "models.training": ("Training",),
     "queries": ("Query",),
     "quotient": (

@@ -145,15 +145,18 @@ class Audit:
 
 @dataclass(frozen=True)
 class Fit:
-    """Learn an effect model from branches; the same command continues after a stop.
+    """Learn an effect model from branches or logs; the same command continues after a stop.
 
     Example: cqm fit reacher --out reacher-model
+    From logs saved by Logs.save: cqm fit plant-logs --estimator residual --out plant-model
     """
 
     directory: _Directory
-    """Where the branches are."""
+    """Where the branches or the logs are."""
     out: Path
     """Directory for the model."""
+    estimator: Literal["branched", "residual", "hindsight"] = "branched"
+    """How to learn: from branches, or from logs by regression or in hindsight."""
     calibration: Path | None = None
     """Held-out branches with 16 draws or more, from which answers get their certificates."""
     paper: bool = False
@@ -169,6 +172,8 @@ class Fit:
         """Fit, save, and say what came out."""
         from cqm.models.effect import EffectModel
 
+        if self.estimator != "branched" or (self.directory / "logs.json").exists():
+            return self._run_logs()
         if self.paper:
             if (self.width, self.members) != (Fit.width, Fit.members):
                 raise ValueError("--paper fixes the width and the members; leave them out")
@@ -176,6 +181,36 @@ class Fit:
         else:
             model = EffectModel(width=self.width, members=self.members, seed=self.seed)
         model.fit(Branches.open(self.directory), directory=self.out, show_progress=True)
+        if self.calibration is not None:
+            model.calibrate(Branches.open(self.calibration))
+        model.save(self.out)
+        print(f"{model.summary()}\nin {self.out}")
+        return 0
+
+    def _run_logs(self) -> int:
+        from cqm.logs import Logs
+        from cqm.models.hindsight import HindsightModel
+        from cqm.models.logged import LogEstimator
+        from cqm.models.residual import ResidualModel
+
+        if self.estimator == "branched" or self.paper:
+            raise ValueError(
+                f"{self.directory} holds logs, which were never branched; "
+                "learn from them with --estimator residual or --estimator hindsight"
+            )
+        if not (self.directory / "logs.json").exists():
+            raise ValueError(
+                f"{self.directory} holds no logs, which --estimator {self.estimator} learns from; "
+                "save some there with cqm.Logs.save"
+            )
+        kinds: dict[str, type[LogEstimator]] = {
+            "residual": ResidualModel,
+            "hindsight": HindsightModel,
+        }
+        model = kinds[self.estimator](width=self.width, members=self.members, seed=self.seed)
+        logs = Logs.load(self.directory)
+        print(logs.coverage())
+        model.fit(logs, directory=self.out, show_progress=True)
         if self.calibration is not None:
             model.calibrate(Branches.open(self.calibration))
         model.save(self.out)
@@ -207,11 +242,11 @@ class Ask:
     def run(self) -> int:
         """Print the ranking of every state."""
         from cqm.decisions import rank
-        from cqm.models.effect import EffectModel
+        from cqm.models.estimator import load_model
         from cqm.queries import Query
         from cqm.worlds import reload_world
 
-        model = EffectModel.load(self.directory)
+        model = load_model(self.directory)
         world = reload_world(model.world_)
         query = Query.formula(self.reward, world)
         observations = self._observations(model, world)

@@ -1,9 +1,9 @@
 """Logs from episodes: Gymnasium environments recorded as they run, and Minari data sets.
 
-Episodes are cut into windows of one length, each a decision and what followed. Features are those of
-`cqm.worlds.gym`: the next observation, the reward, and an indicator of termination. After a
-termination the state is absorbing: zeros, the indicator one. A window that a time limit cuts short is
-left out, because what would have followed is unknown.
+Episodes are cut into windows of one length, each a decision and what followed. Features are those
+of `cqm.worlds.gym`: the next observation, the reward, and an indicator of termination. After a
+termination the state is absorbing: zeros, the indicator one. A window that a time limit cuts short
+is left out, because what would have followed is unknown.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ def windows(
     starts: list[np.ndarray] = []
     taken: list[np.ndarray] = []
     features: list[np.ndarray] = []
-    chances: list[np.ndarray | None] = []
+    chances: list[np.ndarray] = []
     longest = 0
     for episode in episodes:
         length = len(episode.actions)
@@ -180,8 +180,8 @@ def windows(
             starts.append(np.append(episode.observations[start], 0.0))
             taken.append(actions)
             features.append(steps)
-            known = episode.propensities
-            chances.append(None if known is None else known[start])
+            if episode.propensities is not None:
+                chances.append(episode.propensities[start])
             if trajectories is not None and len(starts) == trajectories:
                 break
         if trajectories is not None and len(starts) == trajectories:
@@ -191,13 +191,12 @@ def windows(
             f"no episode of {name} has a window of {horizon} steps; the longest has {longest}"
         )
     names = [f"obs_{i}" for i in range(len(starts[0]) - 1)]
-    known = [row for row in chances if row is not None]
     return Logs.from_arrays(
         np.stack(starts),
         np.stack(taken),
         np.stack(features),
         candidate_actions=candidates,
-        propensities=np.stack(known) if len(known) == len(starts) else None,
+        propensities=np.stack(chances) if len(chances) == len(starts) else None,
         continuation=continuation,
         discount=discount,
         observation_names=[*names, "terminated"],

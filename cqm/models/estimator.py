@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 
-from cqm import decisions
+from cqm import decisions, storage
 from cqm.branches import Branches, Recipe
 from cqm.queries import Query
 from cqm.quotient import contrast
@@ -23,6 +24,11 @@ class Estimator(abc.ABC):
     world_: Mapping[str, Any]  # the identity of the world it learned in
     recipe_: Recipe  # of the data it learned from
     calibration_: decisions.Calibration | None
+
+    @classmethod
+    @abc.abstractmethod
+    def load(cls, directory: str | Path) -> Self:
+        """A saved estimator, which gives the same effects bit for bit."""
 
     @abc.abstractmethod
     def member_effects(self, observations: np.ndarray) -> np.ndarray:
@@ -117,3 +123,23 @@ class Estimator(abc.ABC):
                 "the model has no calibration; call calibrate with held-out branches first"
             )
         return self.calibration_
+
+
+def load_model(directory: str | Path) -> Estimator:
+    """A saved estimator of whatever kind."""
+    from cqm.models.effect import EffectModel
+    from cqm.models.hindsight import HindsightModel
+    from cqm.models.residual import ResidualModel
+    from cqm.models.scorer import CONFIG
+
+    kinds: dict[str, type[Estimator]] = {
+        "effect": EffectModel,
+        "hindsight": HindsightModel,
+        "residual": ResidualModel,
+    }
+    kind = storage.read_json(Path(directory) / CONFIG).get("kind")
+    if kind not in kinds:
+        raise storage.DamagedFileError(
+            f"{Path(directory) / CONFIG} is of a model of kind {kind!r}; known: {sorted(kinds)}"
+        )
+    return kinds[kind].load(directory)

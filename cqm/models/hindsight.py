@@ -140,7 +140,7 @@ class HindsightModel(LogEstimator):
         settings = self.settings
         basis, inputs = self._coordinates(logs)
         seen = inputs(logs.observations)
-        chances = self._propensities(logs, seen, options)
+        chances = self._propensities(logs, seen)
         rng = np.random.default_rng(settings.seed)
         regressors = Waves.draw(seen, 2 * _WAVES, rng)(seen)
         folds = max(settings.folds, 2)

@@ -26,13 +26,12 @@ from cqm.models.conditioning import Coordinates, input_coordinates
 from cqm.models.directions import visible_log_directions
 from cqm.models.estimator import Estimator
 from cqm.models.predictors import Classifier, Predictor, restore_predictor
-from cqm.models.regression import Table, mean_by
+from cqm.models.regression import Table, Waves, mean_by, ridge
 from cqm.models.scorer import CONFIG, MODEL, check_observations, read_model_arrays
 from cqm.models.training import Training, train
 from cqm.quotient import as_reference, center
 
 CARD = "card.md"
-LEAST_PROPENSITY = 1e-3  # an estimated propensity is not taken to be smaller
 
 
 @dataclass(frozen=True)
@@ -221,20 +220,15 @@ class LogEstimator(Estimator):
         taken = (logs.first_actions[:, None] == np.arange(logs.num_actions)).astype(float)
         return mean_by(cells, len(table.rows), taken)[cells]
 
-    def _propensities(
-        self, logs: Logs, inputs: np.ndarray, options: Mapping[str, Any]
-    ) -> np.ndarray:
-        """Known propensities, or estimated ones by a classifier of the observations."""
+    def _propensities(self, logs: Logs, inputs: np.ndarray) -> np.ndarray:
+        """Known propensities, or estimated ones, each from the other folds."""
         if logs.propensities is not None:
             return logs.propensities
-        self.notes_.append("propensities were unknown and estimated by a classifier")
-        rows = {"inputs": inputs, "actions": logs.first_actions}
-        classifier = fit_classifier(
-            rows, logs.num_actions, self.settings.seed, {**options, "name": "propensities"}
-        )
-        logits = np.asarray(eqx.filter_jit(classifier)(jnp.asarray(inputs, jnp.float32)), float)
-        chances = np.exp(logits - logits.max(axis=1, keepdims=True))
-        chances = np.maximum(chances / chances.sum(axis=1, keepdims=True), LEAST_PROPENSITY)
+        self.notes_.append("propensities were unknown and estimated by regression on the state")
+        rng = np.random.default_rng(self.settings.seed)
+        taken = (logs.first_actions[:, None] == np.arange(logs.num_actions)).astype(float)
+        waves = Waves.draw(inputs, 64, rng)(inputs)
+        chances = np.clip(ridge(waves, taken, max(self.settings.folds, 5)).predictions, 0.01, None)
         return chances / chances.sum(axis=1, keepdims=True)
 
     def _train(
@@ -283,7 +277,7 @@ def fit_classifier(
     options: Mapping[str, Any],
     *,
     width: int = 64,
-    updates: int = 1500,
+    updates: int = 1000,
 ) -> Classifier:
     """A classifier of `actions` `[n]` from `inputs` `[n, d]`."""
     rows = {**rows, "inputs": np.asarray(rows["inputs"], np.float32)}

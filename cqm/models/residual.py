@@ -30,7 +30,7 @@ from cqm.models.regression import (
 )
 from cqm.quotient import center
 
-Method = Literal["auto", "direct", "steps", "tabular"]
+Method = Literal["direct", "steps", "tabular"]
 _WAVES = 64  # of the effects, and of the baseline
 
 
@@ -38,9 +38,9 @@ _WAVES = 64  # of the effects, and of the baseline
 class ResidualSettings(LogSettings):
     """How effects are learned from logs."""
 
-    method: Method = "auto"
-    """`direct` regresses outcomes, `steps` learns single steps and unrolls them, `tabular` is exact
-    for finitely many observations; `auto` takes `steps` where features are the next observation."""
+    method: Method = "direct"
+    """`direct` regresses outcomes, `steps` learns single steps and unrolls them, `tabular` averages
+    and is for finitely many observations."""
     doubly_robust: bool = False
     """Whether to correct an outcome regression by inverse propensities: right if either is."""
     outcome: Literal["full", "additive"] = "full"
@@ -51,7 +51,7 @@ class ResidualSettings(LogSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name, allowed in (
-            ("method", ("auto", "direct", "steps", "tabular")),
+            ("method", ("direct", "steps", "tabular")),
             ("outcome", ("full", "additive")),
         ):
             if getattr(self, name) not in allowed:
@@ -83,33 +83,23 @@ class ResidualModel(LogEstimator):
     kind, title = "residual", "Residual model"
 
     def _learn(self, logs: Logs, options: Mapping[str, Any]) -> Predictor:
-        method = self._chosen_method(logs)
+        method = self.settings.method
         if method == "tabular":
             return self._learn_table(logs)
-        basis, inputs = self._coordinates(logs)
-        if method == "steps":
-            return fit_steps(self, logs, basis, options)
-        return self._learn_direct(logs, basis, inputs, options)
-
-    def _chosen_method(self, logs: Logs) -> str:
-        """`steps` where what follows can be learned step by step."""
-        wanted = self.settings
-        if wanted.method == "steps" and not logs.closed:
+        if method == "steps" and not logs.closed:
             raise ValueError(
                 "the method 'steps' needs features that are the observation of the next state; got "
                 f"features {list(logs.feature_names)[:4]}... and observations "
                 f"{list(logs.observation_names)[:4]}..."
             )
-        if wanted.method != "auto":
-            return wanted.method
-        plain = not wanted.doubly_robust and wanted.outcome == "full"
-        return "steps" if logs.closed and logs.recipe.horizon > 1 and plain else "direct"
+        basis, inputs = self._coordinates(logs)
+        if method == "steps":
+            return fit_steps(self, logs, basis, options)
+        return self._learn_direct(logs, basis, inputs)
 
-    def _learn_direct(
-        self, logs: Logs, basis: np.ndarray, inputs: Coordinates, options: Mapping[str, Any]
-    ) -> WavePredictor:
+    def _learn_direct(self, logs: Logs, basis: np.ndarray, inputs: Coordinates) -> WavePredictor:
         settings, seen = self.settings, inputs(logs.observations)
-        chances = self._propensities(logs, seen, options)
+        chances = self._propensities(logs, seen)
         rng = np.random.default_rng(settings.seed)
         targets = logs.outcomes @ basis
         later = later_regressors(logs, seen[:, : basis.shape[1]])

@@ -1,9 +1,9 @@
 """Choosing between estimators without truth: scores that held-out logs alone can give.
 
-Both compare predicted effects with the outcomes of held-out trajectories, of which an effect explains
-a small part only; they order estimators rather than tell an error. What the state explains and, where
-it can be, what later actions did is subtracted first, and what remains is weighed by the inverse of
-its covariance, or the noise would decide.
+Both compare predicted effects with the outcomes of held-out trajectories, of which an effect
+explains a small part only; they order estimators rather than tell an error. What the state explains
+and, where it can be, what later actions did is subtracted first, and what remains is measured in
+units of its own noise, direction by direction, or the noisiest would decide.
 """
 
 from __future__ import annotations

@@ -1,0 +1,127 @@
+"""The hindsight model: convergence, its ratio, rewards, and what it refuses."""
+
+import numpy as np
+import pytest
+from finite import DISCOUNT, HORIZON, Problem, slope
+from test_effect import excess, pendulum_world
+
+import cqm
+from cqm.logs import Logs
+from cqm.measures import effect_measure, integrate, successor_measure
+from cqm.models.hindsight import HindsightModel
+from cqm.models.training import Training
+
+QUICK = Training(updates=300, batch_size=256, learning_rate=4e-3, schedule="cosine", chunk=100)
+
+
+@pytest.fixture(scope="module")
+def problems():
+    return [Problem.random(np.random.default_rng(seed)) for seed in range(6)]
+
+
+@pytest.fixture(scope="module")
+def branched():
+    world, recipe = pendulum_world(), {"horizon": 4, "warmup": (0, 0)}
+    branches = cqm.collect(world, states=6000, per_step=True, seed=1, **recipe)
+    held_out = cqm.collect(world, states=200, draws=32, seed=2, **recipe)
+    return Logs.from_branches(branches, rng=np.random.default_rng(0)), held_out
+
+
+@pytest.fixture(scope="module")
+def model(branched):
+    return HindsightModel(width=32, training=QUICK).fit(branched[0])
+
+
+def error(model, problem):
+    return np.sqrt(
+        np.mean((model.effect(problem.observations) - problem.effects) ** 2)
+        / np.mean(problem.effects**2)
+    )
+
+
+@pytest.mark.parametrize("baseline", [True, False])
+def test_tabular_error_falls_with_the_root_of_the_trajectories(problems, baseline):
+    make = lambda: HindsightModel(method="tabular", baseline=baseline)
+    assert -0.6 < slope(make, problems, [1000, 4000, 16000], seed=1) < -0.4
+
+
+def test_a_baseline_removes_noise_and_no_effect(problems):
+    rng = np.random.default_rng(2)
+    errors = {True: [], False: []}
+    for problem in problems:
+        for _ in range(5):
+            logs = problem.logs(1000, rng)
+            # A common signal that no action moves, different in every state.
+            common = 20 * logs.observations[:, None] + logs.features
+            noisy = Logs.from_arrays(
+                logs.observations,
+                logs.actions,
+                common,
+                propensities=logs.propensities,
+                discount=DISCOUNT,
+            )
+            for baseline in errors:
+                model = HindsightModel(method="tabular", baseline=baseline).fit(noisy)
+                errors[baseline].append(error(model, problem))
+    assert np.mean(errors[True]) < 0.5 * np.mean(errors[False])
+
+
+def test_wrong_propensities_are_visible(problems):
+    logs = problems[0].logs(30_000, np.random.default_rng(3))
+    assert error(HindsightModel(method="tabular").fit(logs), problems[0]) < 0.1
+    wrong = logs.with_propensities(np.array([0.8, 0.1, 0.1]))
+    assert error(HindsightModel(method="tabular").fit(wrong), problems[0]) > 0.3
+
+
+def test_rewards_that_are_not_linear(problems):
+    """Of a reward per state, through samples of the reference measure."""
+    problem = problems[1]
+    logs = problem.logs(40_000, np.random.default_rng(4))
+    model = HindsightModel(method="tabular").fit(logs)
+    by_state = np.array([0.0, 3.0, -1.0, 0.5])
+    first = problem.features[:, 0]
+
+    def reward(features):
+        return by_state[np.abs(features[..., :1] - first).argmin(axis=-1)]
+
+    measures = successor_measure(problem.mdp, discount=DISCOUNT, horizon=HORIZON)
+    exact = integrate(effect_measure(measures), by_state)
+    found = model.reward_advantage(reward, problem.observations)
+    assert np.sqrt(np.mean((found - exact) ** 2) / np.mean(exact**2)) < 0.1
+    np.testing.assert_allclose(found.sum(axis=1), 0, atol=1e-12)
+
+
+def test_the_classifier_finds_expected_effects(model, branched):
+    assert excess(model, branched[1]) < 0.2
+    assert "held-out cross-entropy" in model.summary()
+
+
+def test_without_knowing_the_propensities(branched):
+    logs, held_out = branched
+    model = HindsightModel(width=32, training=QUICK).fit(logs.with_propensities(None))
+    assert excess(model, held_out) < 0.25
+    assert "propensities were unknown and estimated by regression on the state" in model.notes_
+
+
+def test_saved_and_loaded(model, branched, tmp_path):
+    observations = branched[1].observations[:20]
+    model.save(tmp_path)
+    loaded = HindsightModel.load(tmp_path)
+    np.testing.assert_array_equal(loaded.effect(observations), model.effect(observations))
+    speed = model.reward_advantage(lambda features: features[..., 1], observations)
+    assert speed.shape == (20, 3)
+    with pytest.raises(ValueError, match="a loaded model has no ratios"):
+        loaded.reward_advantage(lambda features: features[..., 1], observations)
+
+
+def test_a_table_needs_every_action_in_every_state():
+    states = np.repeat([0.0, 1.0], 300)[:, None]
+    actions = np.where(states[:, 0] == 0, np.arange(600) % 2, 1)
+    logs = Logs.from_arrays(states, actions, actions[:, None, None] + 0.0)
+    with (
+        pytest.warns(UserWarning, match="poor coverage"),
+        pytest.raises(ValueError, match="action 0 never occurs among the 300 decisions of state 1"),
+    ):
+        HindsightModel(method="tabular").fit(logs)
+    with pytest.raises(ValueError, match="method must be"):
+        HindsightModel(method="magic")

@@ -1,0 +1,232 @@
+"""Logs: where they come from, what they refuse, and whether they cover the actions."""
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+import cqm
+from cqm.logs import ARRAYS, Logs
+from cqm.models.residual import ResidualModel
+from cqm.storage import DamagedFileError
+
+
+def arrays(num=300, horizon=3, seed=0):
+    rng = np.random.default_rng(seed)
+    return {
+        "observations": rng.normal(size=(num, 2)),
+        "actions": rng.integers(2, size=(num, horizon)),
+        "features": rng.normal(size=(num, horizon, 2)),
+    }
+
+
+def test_from_arrays_and_its_properties():
+    given = arrays()
+    logs = Logs.from_arrays(**given, discount=0.5, propensities=[0.5, 0.5])
+    assert (len(logs), logs.num_actions, logs.closed) == (300, 2, True)
+    expected = given["features"] @ np.eye(2)
+    expected = expected[:, 0] + 0.5 * expected[:, 1] + 0.25 * expected[:, 2]
+    np.testing.assert_allclose(logs.outcomes, expected)
+    first, last = logs.split(100)
+    assert (len(first), len(last)) == (200, 100)
+    np.testing.assert_array_equal(last.observations, given["observations"][200:])
+    assert not logs.known_continuation
+    assert Logs.from_arrays(**given, continuation="uniform").known_continuation
+    with pytest.raises(ValueError, match="test must leave trajectories on both sides"):
+        logs.split(300)
+
+
+def changed(name, value):
+    return {**arrays(), name: value}
+
+
+def with_nan(values):
+    values = values.copy()
+    values[7] = np.nan
+    return values
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (changed("observations", np.zeros((10, 2))), "must be equally long; got .*'features': 300"),
+        (changed("actions", [[0, 1], [1]]), "equally long; got 1 to 2 steps"),
+        (changed("actions", np.zeros((300, 2))), "one action and one row of features a step"),
+        (changed("actions", np.full((300, 3), 0.5)), "actions must be whole numbers"),
+        (
+            {**changed("actions", np.full((300, 3), 5)), "num_actions": 2},
+            r"candidate actions in 0\.\.1",
+        ),
+        (
+            changed("observations", with_nan(arrays()["observations"])),
+            "observations must be finite; got NaN or infinity in 1 of 300 trajectories, "
+            "the first in row 7",
+        ),
+        (changed("features", with_nan(arrays()["features"])), "features must be finite"),
+        ({**arrays(), "propensities": [0.0, 1.0]}, r"propensities must be in \(0, 1\]"),
+        ({**arrays(), "propensities": [1.5, 0.5]}, r"propensities must be in \(0, 1\]"),
+        ({**arrays(), "propensities": [np.nan, 0.5]}, r"propensities must be in \(0, 1\]"),
+        ({**arrays(), "propensities": [0.5, 0.4]}, "must sum to 1; row 0 sums to 0.9"),
+        ({**arrays(), "propensities": np.full((300, 3), 1 / 3)}, r"propensities must be \[n, act"),
+        (changed("actions", np.zeros((300, 3), int)), "at least 2 actions; got 1"),
+        (arrays(num=0), "there are no trajectories"),
+        (changed("features", np.zeros((300, 3))), "features \\[n, horizon, features\\]"),
+    ],
+)
+def test_what_is_wrong_is_said(given, message):
+    with pytest.raises(ValueError, match=message):
+        Logs.from_arrays(**given)
+
+
+def test_one_arm_of_every_family_is_kept():
+    world = cqm.load_world("cartpole-swingup")
+    branches = cqm.collect(world, states=600, horizon=3, per_step=True, seed=1)
+    chances = lambda observations: np.where(
+        observations[:, :1] > 0, [[0.8, 0.1, 0.1]], [[0.1] * 2 + [0.8]]
+    )
+    logs = Logs.from_branches(branches, propensities=chances, rng=np.random.default_rng(0))
+    rows = np.arange(600)
+    np.testing.assert_array_equal(
+        logs.features, branches.step_features[rows, 0, logs.first_actions]
+    )
+    np.testing.assert_allclose(logs.outcomes, branches.outcomes[rows, 0, logs.first_actions])
+    right = logs.observations[:, 0] > 0
+    assert np.mean(logs.first_actions[right] == 0) == pytest.approx(0.8, abs=0.07)
+    assert np.mean(logs.first_actions[~right] == 2) == pytest.approx(0.8, abs=0.07)
+    with pytest.raises(ValueError, match="per_step=True"):
+        Logs.from_branches(cqm.collect(world, states=4), rng=np.random.default_rng(0))
+
+
+def test_saved_and_loaded(tmp_path):
+    logs = Logs.from_arrays(**arrays(), propensities=[0.25, 0.75], continuation=[0.5, 0.5])
+    logs.save(tmp_path)
+    loaded = Logs.load(tmp_path)
+    for name in ("observations", "actions", "features", "propensities"):
+        np.testing.assert_array_equal(getattr(loaded, name), getattr(logs, name))
+    assert (loaded.recipe, loaded.feature_names) == (logs.recipe, logs.feature_names)
+    content = bytearray((tmp_path / ARRAYS).read_bytes())
+    content[-5] ^= 1
+    (tmp_path / ARRAYS).write_bytes(content)
+    with pytest.raises(DamagedFileError, match="checksum is wrong"):
+        Logs.load(tmp_path)
+
+
+def test_even_choices_are_covered():
+    coverage = Logs.from_arrays(**arrays(num=2000), propensities=[0.5, 0.5]).coverage()
+    assert coverage.problems == []
+    coverage.check()
+    np.testing.assert_allclose(coverage.frequencies, 0.5, atol=0.05)
+    assert coverage.regions.shape == (9, 2)
+    assert (coverage.effective > 900).all()
+    assert "no problem seen" in str(coverage)
+
+
+def test_actions_that_depend_on_the_state_lack_overlap():
+    given = arrays(num=2000)
+    given["actions"][:, 0] = given["observations"][:, 0] > 0  # one action on either side
+    coverage = Logs.from_arrays(**given).coverage()
+    assert coverage.regions.min() == 0
+    with pytest.warns(UserWarning, match=r"action \d is 0.00% of \d+ decisions in region"):
+        coverage.check()
+
+
+def test_rare_propensities_are_worth_little():
+    given = arrays(num=2000)
+    chances = np.tile([0.5, 0.5], (2000, 1))
+    chances[:20] = [0.999, 0.001]
+    given["actions"][:20, 0] = 1
+    coverage = Logs.from_arrays(**given, propensities=chances).coverage()
+    assert coverage.effective[1] < 40 < coverage.effective[0]
+    with pytest.warns(UserWarning, match="action 1 is worth"):
+        coverage.check()
+
+
+def test_an_action_that_never_occurs_is_an_error():
+    coverage = Logs.from_arrays(**arrays(), num_actions=3).coverage()
+    with pytest.raises(ValueError, match=r"actions \[2\] never occur among 300 decisions"):
+        coverage.check()
+
+
+class Corridor(gymnasium.Env):
+    """A place on a line; 1 moves right and 0 left, 10 ends it, and it slips now and then."""
+
+    observation_space = spaces.Box(-np.inf, np.inf, (1,))
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.place, self.time = self.np_random.normal(), 0
+        return np.array([self.place], np.float32), {}
+
+    def step(self, action):
+        self.place += (2 * action - 1) + 0.1 * self.np_random.normal()
+        self.time += 1
+        observation = np.array([self.place], np.float32)
+        return observation, -abs(self.place), abs(self.place) > 10, self.time >= 30, {}
+
+
+def test_recorded_from_gymnasium():
+    right = lambda observation: np.array([0.3, 0.7])
+    logs = Logs.from_gymnasium(Corridor(), trajectories=400, horizon=4, behaviour=right, seed=3)
+    assert (len(logs), logs.actions.shape) == (400, (400, 4))
+    assert logs.feature_names == ("obs_0", "reward", "terminated")
+    assert logs.propensities[0].tolist() == [0.3, 0.7]
+    np.testing.assert_allclose(logs.features[..., 1], -np.abs(logs.features[..., 0]), atol=1e-5)
+    ended = logs.features[..., 2] == 1
+    assert ended.any()
+    # Once ended, always ended; after the step that ended it there is nothing.
+    assert (np.diff(ended.astype(int), axis=1) >= 0).all()
+    later = ended[:, 1:] & ended[:, :-1]
+    assert (logs.features[:, 1:, 0][later] == 0).all()
+    model = ResidualModel().fit(logs)
+    near = np.array([[0.0, 0.0]])
+    assert model.effect(near, action=1, baseline=0)[0, 0] > 3  # about 2 in each of four steps
+    with pytest.raises(ValueError, match="horizon must be at least 1"):
+        Logs.from_gymnasium(Corridor(), trajectories=4, horizon=0)
+
+
+@pytest.fixture
+def minari_dataset(tmp_path, monkeypatch):
+    minari = pytest.importorskip("minari")
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    env = minari.DataCollector(gymnasium.wrappers.TimeLimit(Corridor(), 24))
+    rng = np.random.default_rng(0)
+    for seed in range(60):
+        env.reset(seed=seed)
+        done = False
+        while not done:
+            _, _, terminated, truncated, _ = env.step(int(rng.integers(2)))
+            done = terminated or truncated
+    return env.create_dataset(dataset_id="test/corridor-v0", eval_env=None)
+
+
+@pytest.mark.filterwarnings("ignore")  # of minari, about metadata that this environment lacks
+def test_a_minari_data_set_trains_a_model_end_to_end(minari_dataset, tmp_path):
+    logs = Logs.from_minari("test/corridor-v0", horizon=4, continuation="uniform")
+    assert len(logs) > 300
+    assert logs.propensities is None
+    model = ResidualModel().fit(logs)
+    query = cqm.Query.named({"obs_0": 1.0}, logs)
+    states = np.array([[-1.0, 0.0], [0.0, 0.0], [2.0, 0.0]])
+    assert model.act(states, query).tolist() == [1, 1, 1]
+    total = 2 * logs.recipe.discounts.sum()
+    np.testing.assert_allclose(model.effect(states, action=1, baseline=0)[:, 0], total, rtol=0.25)
+    model.save(tmp_path / "model")
+    np.testing.assert_array_equal(
+        ResidualModel.load(tmp_path / "model").effect(states), model.effect(states)
+    )
+
+
+def test_continuous_actions_need_candidates():
+    from cqm.recording import _candidates, _nearest
+
+    box = spaces.Box(-1, 1, (2,))
+    with pytest.raises(ValueError, match="continuous; give candidate_actions"):
+        _candidates(box, None)
+    with pytest.raises(ValueError, match=r"candidate_actions must be \[actions, 2\]"):
+        _candidates(box, [[1.0]])
+    candidates, _ = _candidates(box, [[0.0, 0.0], [1.0, 0.0]])
+    logged = np.array([[0.9, 0.0], [0.1, 0.0]])
+    assert _nearest(logged, candidates, 0.2).tolist() == [1, 0]
+    with pytest.raises(ValueError, match="2 of 2 logged actions of an episode are none of the 2"):
+        _nearest(logged, candidates, 1e-6)

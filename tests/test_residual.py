@@ -1,0 +1,210 @@
+"""The residual model: convergence, double robustness, weighting, and what it refuses."""
+
+import numpy as np
+import pytest
+from finite import Problem, slope
+from test_effect import excess, pendulum_world
+
+import cqm
+from cqm.logs import Logs
+from cqm.models.estimator import load_model
+from cqm.models.residual import ResidualModel
+from cqm.models.training import Training
+from cqm.queries import Query
+from cqm.quotient import center
+from cqm.simulation import Policy
+from cqm.worlds.nuisance import Nuisance, NuisanceWorld
+
+SETTINGS = {"horizon": 6, "warmup": (0, 0)}
+QUICK = Training(updates=400, batch_size=32, learning_rate=4e-3, schedule="cosine", chunk=200)
+STEPS = {"method": "steps", "width": 32, "training": QUICK, "draws": 16}
+
+
+@pytest.fixture(scope="module")
+def problems():
+    return [Problem.random(np.random.default_rng(seed)) for seed in range(6)]
+
+
+@pytest.fixture(scope="module")
+def world():
+    return NuisanceWorld(pendulum_world(), Nuisance(dimension=8, seed=1))
+
+
+@pytest.fixture(scope="module")
+def logs(world):
+    branches = cqm.collect(world, states=4000, per_step=True, seed=1, **SETTINGS)
+    return Logs.from_branches(branches, rng=np.random.default_rng(0))
+
+
+@pytest.fixture(scope="module")
+def held_out(world):
+    return cqm.collect(world, states=200, draws=32, seed=2, **SETTINGS)
+
+
+@pytest.fixture(scope="module")
+def direct(logs):
+    return ResidualModel(method="direct").fit(logs)
+
+
+@pytest.fixture(scope="module")
+def steps(logs):
+    return ResidualModel(**STEPS).fit(logs)
+
+
+def error(model, problem):
+    return np.sqrt(
+        np.mean((model.effect(problem.observations) - problem.effects) ** 2)
+        / np.mean(problem.effects**2)
+    )
+
+
+def test_tabular_error_falls_with_the_root_of_the_trajectories(problems):
+    sizes = [1000, 4000, 16000]
+    make = lambda: ResidualModel(method="tabular")
+    assert -0.6 < slope(make, problems, sizes, seed=1) < -0.4
+
+
+def test_doubly_robust_needs_one_of_the_two_and_plain_ones_do_not_do(problems):
+    problem = problems[0]
+    logs = problem.logs(30_000, np.random.default_rng(3))
+    lying = np.array([0.8, 0.1, 0.1])  # the same wrong propensities in every state
+    robust = {"method": "tabular", "doubly_robust": True}
+    wrong_propensities = ResidualModel(**robust).fit(logs.with_propensities(lying))
+    wrong_outcome = ResidualModel(**robust, outcome="additive").fit(logs)
+    assert error(wrong_propensities, problem) < 0.1
+    assert error(wrong_outcome, problem) < 0.1
+    plain = ResidualModel(method="tabular").fit(logs.with_propensities(lying))
+    additive = ResidualModel(method="tabular", outcome="additive").fit(logs)
+    both_wrong = ResidualModel(**robust, outcome="additive").fit(logs.with_propensities(lying))
+    assert error(plain, problem) > 0.3
+    assert error(additive, problem) > 0.3
+    assert error(both_wrong, problem) > 0.3
+    assert error(ResidualModel(method="tabular").fit(logs), problem) < 0.1
+
+
+def test_unknown_propensities_are_estimated_and_said_to_be(problems):
+    logs = problems[0].logs(20_000, np.random.default_rng(4), propensities="unknown")
+    model = ResidualModel(method="tabular").fit(logs)
+    assert error(model, problems[0]) < 0.15
+    assert "propensities were unknown and estimated" in model.summary()
+
+
+def test_both_methods_find_the_expected_effects(direct, steps, held_out):
+    assert excess(direct, held_out) < 0.1
+    assert excess(steps, held_out) < 0.1
+    assert "along 2 of 11 directions" in direct.summary() or "along 3 of 11" in direct.summary()
+
+
+def test_weighting_finds_what_the_nuisance_buries(logs, direct, held_out):
+    plain = ResidualModel(method="direct", weighting=False).fit(logs)
+    assert excess(direct, held_out) < 0.2 * excess(plain, held_out)
+
+
+def test_the_doubly_robust_regression_of_waves(logs, held_out):
+    model = ResidualModel(doubly_robust=True).fit(logs)
+    assert excess(model, held_out) < 0.3
+
+
+@pytest.mark.parametrize("method", ["direct", "steps"])
+def test_a_behaviour_that_sees_the_state(method):
+    """Later actions answer to the first one's effect, which must not be explained away."""
+    world = pendulum_world()
+
+    def chances(observations):
+        push = 1 / (1 + np.exp(2 * observations[:, 0]))  # back towards angle zero
+        return np.stack([0.1 + 0.6 * (1 - push), np.full(len(push), 0.2), 0.1 + 0.6 * push], axis=1)
+
+    def act(observations, uniforms):
+        return (uniforms[:, None] >= np.cumsum(chances(observations), axis=1)[:, :-1]).sum(axis=1)
+
+    policy = Policy("balance", act)
+    recipe = {**SETTINGS, "continuation": policy}
+    branches = cqm.collect(world, states=4000, per_step=True, seed=1, **recipe)
+    held_out = cqm.collect(world, states=200, draws=32, seed=2, **recipe)
+    logs = Logs.from_branches(branches, propensities=chances, rng=np.random.default_rng(0))
+    model = ResidualModel(**{**STEPS, "method": method}).fit(logs)
+    assert excess(model, held_out) < 0.15
+
+
+def test_one_surface(direct, steps, world, held_out, tmp_path):
+    observations, query = held_out.observations[:30], Query.named({"angle": 1.0}, world)
+    for name, model in (("direct", direct), ("steps", steps)):
+        effects = model.effect(observations)
+        assert effects.shape == (30, 3, 11)
+        assert np.abs(effects.sum(axis=1)).max() <= 1e-9 * np.abs(effects).max()
+        reference = [0.2, 0.3, 0.5]
+        moved = model.recenter(reference).effect(observations)
+        np.testing.assert_allclose(moved, center(effects, reference), atol=1e-9)
+        contrast = model.effect(observations, action=2, baseline=0)
+        np.testing.assert_allclose(contrast, effects[:, 2] - effects[:, 0], atol=1e-12)
+        assert np.mean(model.act(observations, query) == 2) > 0.9  # pushing forward turns forward
+        assert model.rank(observations, query).shape == (30, 3)
+        model.calibrate(held_out)
+        verdict = model.certify(observations, query)
+        assert np.isfinite(verdict.radius)
+        model.save(tmp_path / name)
+        loaded = ResidualModel.load(tmp_path / name)
+        np.testing.assert_array_equal(loaded.effect(observations), effects)
+        assert loaded.calibration_ is not None
+        assert isinstance(load_model(tmp_path / name), ResidualModel)
+        assert "4,000 logged trajectories" in (tmp_path / name / "card.md").read_text()
+
+
+def test_an_ensemble_is_the_mean_of_its_members(logs, held_out):
+    model = ResidualModel(method="direct", members=3).fit(logs[:1000])
+    members = model.member_effects(held_out.observations[:10])
+    assert members.shape[0] == 3
+    assert np.abs(members[0] - members[1]).max() > 1e-6
+    np.testing.assert_allclose(members.mean(axis=0), model.effect(held_out.observations[:10]))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"method": "magic"}, "method must be one of"),
+        ({"outcome": "none"}, "outcome must be one of"),
+        ({"folds": 1}, "folds must be at least 2"),
+        ({"depth": 3}, "unknown settings"),
+        ({"method": "steps", "doubly_robust": True}, "neither a doubly robust"),
+    ],
+)
+def test_bad_settings_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        ResidualModel(**settings)
+
+
+def test_a_failed_fit_leaves_nothing_half_fitted(logs, held_out):
+    model = ResidualModel(method="direct").fit(logs[:500])
+    never = logs[:500][logs.first_actions[:500] != 1]
+    with pytest.raises(ValueError, match=r"actions \[1\] never occur"):
+        model.fit(never)
+    with pytest.raises(ValueError, match="the model is not fitted"):
+        model.effect(held_out.observations)
+    with pytest.raises(ValueError, match="learns from Logs; got Branches"):
+        model.fit(held_out)
+
+
+def test_a_single_state_is_warned_about_and_only_a_table_averages_it():
+    rng = np.random.default_rng(0)
+    actions = rng.integers(2, size=500)
+    logs = Logs.from_arrays(np.ones((500, 2)), actions, actions[:, None, None] + 0.0)
+    with (
+        pytest.warns(UserWarning, match="all observations are the same"),
+        pytest.raises(ValueError, match="nothing to regress on"),
+    ):
+        ResidualModel().fit(logs)
+    with pytest.warns(UserWarning, match="all observations are the same"):
+        model = ResidualModel(method="tabular").fit(logs)
+    assert model.effect(np.ones((1, 2)), action=1, baseline=0)[0, 0] == pytest.approx(1, abs=0.02)
+    with pytest.raises(ValueError, match="is none of the 1 observations"):
+        model.effect(np.zeros((1, 2)))
+
+
+def test_steps_need_features_that_are_the_next_observation():
+    rng = np.random.default_rng(0)
+    logs = Logs.from_arrays(
+        rng.normal(size=(900, 2)), rng.integers(2, size=(900, 3)), rng.normal(size=(900, 3, 1))
+    )
+    with pytest.raises(ValueError, match="needs features that are the observation"):
+        ResidualModel(method="steps").fit(logs)
+    assert ResidualModel(folds=3).fit(logs).effect(np.zeros((1, 2))).shape == (1, 2, 1)
