@@ -102,9 +102,14 @@ def _check_methods(protocol: Protocol) -> None:
         )
 
 
+def fixed_part(protocol: Protocol) -> dict[str, Any]:
+    """What all jobs of a run directory agree on, as it is stored there."""
+    return json.loads(storage.encode_json(protocol.fixed()))
+
+
 def _begin(out: Path, protocol: Protocol, command: str) -> dict[str, Any]:
     """Write what the run is; refuse a directory of another protocol or other versions."""
-    fixed = json.loads(storage.encode_json(protocol.fixed()))
+    fixed = fixed_part(protocol)
     versions = {name: version(name) for name in _VERSIONS}
     versions |= {"cqm": cqm.__version__, "python": platform.python_version()}
     if (out / RUN).exists():
