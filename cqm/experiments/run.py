@@ -174,7 +174,7 @@ def write_records(out: str | Path) -> None:
             rows.extend({**keys, **row} for row in record.get(name, []))
         pooled = counts.setdefault((job.domain, job.method), {})
         for row in record.get("alignment", []):
-            place = (row["oracle"], row["predicted"])
+            place = (round(row["oracle"], 6), round(row["predicted"], 6))
             pooled[place] = pooled.get(place, 0) + row["count"]
     ceilings = {(row["domain"], row["seed"]): row for row in tables["ceilings"]}
     for row in tables["scores"]:
