@@ -100,7 +100,7 @@ def _scores(
         row["excess_error"] = metrics.excess_error(center(vectors_of_many), draws)
         if predictor.absolute:
             row["absolute_nmse"] = metrics.nmse(vectors, outcomes)
-    centres = np.round((metrics.ALIGNMENT_EDGES[1:] + metrics.ALIGNMENT_EDGES[:-1]) / 2, 6)
+    centres = (metrics.ALIGNMENT_EDGES[1:] + metrics.ALIGNMENT_EDGES[:-1]) / 2
     shares = metrics.regret_cdf(predicted, truth, values)
     return {
         "scores": [row],
