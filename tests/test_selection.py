@@ -1,0 +1,121 @@
+"""Scores from logs alone, the directions behind them, and the study that checks both."""
+
+import numpy as np
+import pytest
+from test_effect import pendulum_world
+
+import cqm
+from cqm.cli import main
+from cqm.experiments import logs_study
+from cqm.logs import Logs
+from cqm.models.directions import visible_log_directions
+from cqm.models.regression import inverse_root, ridge, shrunk_covariance
+from cqm.models.residual import ResidualModel
+from cqm.models.selection import held_out_scores
+from cqm.worlds.nuisance import Nuisance, NuisanceWorld
+
+
+@pytest.fixture(scope="module")
+def world():
+    return NuisanceWorld(pendulum_world(), Nuisance(dimension=8, seed=1))
+
+
+@pytest.fixture(scope="module")
+def logs(world):
+    branches = cqm.collect(world, states=5000, horizon=6, warmup=(0, 0), per_step=True, seed=1)
+    return Logs.from_branches(branches, rng=np.random.default_rng(0))
+
+
+def test_better_estimators_score_better(logs):
+    train, held_out = logs.split(2000)
+    models = {
+        "good": ResidualModel().fit(train),
+        "poor": ResidualModel(outcome="additive").fit(train[:300]),
+        "opposite": ResidualModel().fit(train),
+    }
+    opposite = models["opposite"].predictor_
+    object.__setattr__(opposite, "weights", -opposite.weights)
+    scores = held_out_scores(models, held_out)
+    for kind in ("r_score", "dr_score"):
+        good, poor, wrong = (getattr(scores[name], kind) for name in models)
+        assert good > poor > 0 > wrong
+    assert scores["good"].r_score > 5 * scores["good"].r_error
+
+
+def test_visible_directions_are_the_native_ones(logs, world):
+    basis = visible_log_directions(logs)
+    native = world.feature_mixing[:, 8:]
+    assert 2 <= basis.shape[1] <= 3  # angle and speed, and the gain, which is predicted perfectly
+    np.testing.assert_allclose(np.linalg.norm(native.T @ basis, axis=0), 1, atol=1e-2)
+    np.testing.assert_allclose(basis.T @ basis, np.eye(basis.shape[1]), atol=1e-12)
+
+
+def test_a_cross_fitted_ridge_predicts_new_rows_and_not_its_own_noise():
+    rng = np.random.default_rng(0)
+    design = rng.normal(size=(400, 20))
+    weights = rng.normal(size=(20, 1))
+    targets = np.concatenate([design @ weights, rng.normal(size=(400, 1))], axis=1)
+    fitted = ridge(design, targets, 5)
+    np.testing.assert_allclose(fitted.weights[:, :1], weights, atol=1e-3)
+    assert abs(np.corrcoef(fitted.predictions[:, 1], targets[:, 1])[0, 1]) < 0.2
+    with pytest.raises(ValueError, match="folds must be from 2 to the 400"):
+        ridge(design, targets, 1)
+
+
+def test_a_shrunk_covariance_is_right_with_much_data_and_diagonal_with_little():
+    rng = np.random.default_rng(0)
+    root = np.array([[2.0, 0.0], [1.5, 0.5]])
+    many = rng.normal(size=(50_000, 2)) @ root.T
+    np.testing.assert_allclose(shrunk_covariance(many), root @ root.T, rtol=0.05)
+    few = shrunk_covariance(rng.normal(size=(10, 8)))
+    off = few[~np.eye(8, dtype=bool)]
+    assert np.abs(off).max() < 0.5
+    back = inverse_root(root @ root.T)
+    np.testing.assert_allclose(back @ back.T, np.linalg.inv(root @ root.T), rtol=1e-9)
+
+
+@pytest.mark.parametrize("behaviour", ["uniform", "state"])
+def test_the_study_has_a_row_for_every_estimator(behaviour, tmp_path):
+    names = ("residual", "residual-unweighted")
+    rows = logs_study.study_logs(
+        "cartpole-swingup",
+        nuisance=4,
+        behaviour=behaviour,
+        trajectories=(600, 1200),
+        estimators=names,
+        test_states=40,
+        test_draws=8,
+    )
+    assert [(row["trajectories"], row["estimator"]) for row in rows] == [
+        (num, name) for num in (600, 1200) for name in names
+    ]
+    best = rows[2]
+    assert best["excess_error"] < 0.2
+    assert best["excess_error"] < rows[3]["excess_error"]
+    assert best["r_score"] > rows[3]["r_score"]
+    table, figure = logs_study.write(rows, tmp_path)
+    assert len(table.read_text().splitlines()) == 5
+    assert figure.read_text().startswith("<?xml")
+
+
+def test_the_study_refuses_what_it_does_not_know():
+    with pytest.raises(ValueError, match="behaviour must be"):
+        logs_study.study_logs("cartpole-swingup", behaviour="greedy")
+    with pytest.raises(ValueError, match=r"unknown estimators \['magic'\]"):
+        logs_study.study_logs("cartpole-swingup", estimators=["magic"])
+
+
+def test_fit_from_logs_on_the_command_line(tmp_path, capsys):
+    world = cqm.load_world("cartpole-swingup")
+    branches = cqm.collect(world, states=900, horizon=4, per_step=True, seed=1)
+    Logs.from_branches(branches, rng=np.random.default_rng(0)).save(tmp_path / "logs")
+    fit = ["fit", str(tmp_path / "logs"), "--out", str(tmp_path / "model")]
+    assert main([*fit, "--estimator", "residual"]) == 0
+    assert "900 decisions" in capsys.readouterr().out
+    query = ["query", str(tmp_path / "model"), "--reward=-cart_position", "--states", "3"]
+    assert main(query) == 0
+    assert capsys.readouterr().out.count("0 > 1 > 2") == 3
+    assert main(fit) == 2
+    assert "holds logs, which were never branched" in capsys.readouterr().err
+    assert main(["fit", str(tmp_path), "--estimator", "hindsight", "--out", "x"]) == 2
+    assert "holds no logs" in capsys.readouterr().err
