@@ -321,6 +321,8 @@ class Reproduce:
 
     preset: Literal["quick", "paper", "smoke"] = "quick"
     """paper: five seeds at full size, hours. quick: one seed, minutes. smoke: seconds."""
+    study: Literal["paper", "logs"] = "paper"
+    """paper: its benchmark. logs: effects from ordinary trajectories against branched ones."""
     domains: tuple[str, ...] | None = None
     """Some of the four domains only."""
     seeds: tuple[int, ...] | None = None
@@ -335,14 +337,31 @@ class Reproduce:
         from cqm.experiments.protocol import preset
         from cqm.experiments.run import reproduce
 
-        out = self.out or Path("runs") / self.preset
         protocol = preset(self.preset).restricted(self.domains, self.seeds, self.methods)
+        if self.study == "logs":
+            return self._study_logs(protocol)
+        out = self.out or Path("runs") / self.preset
         command = shlex.join(["cqm", "reproduce", *_arguments(self)])
         outcome = reproduce(protocol, out, command=command, show_progress=True)
         Report(out).run()
         for job, problem in outcome.failed:
             print(f"failed: {job.method} on {job.domain}, seed {job.seed}: {problem}")
         return 1 if outcome.failed else 0
+
+    def _study_logs(self, protocol: Any) -> int:
+        from cqm.experiments.logs_study import STUDIES, reproduce_logs
+
+        if self.methods is not None:
+            raise ValueError("--study logs compares its own estimators; leave out --methods")
+        out = self.out or Path("runs") / f"logs-{self.preset}"
+        seeds = self.seeds or protocol.stages[0].seeds[:1]
+        problems = reproduce_logs(
+            STUDIES[self.preset], out, domains=protocol.domains, seeds=seeds, show_progress=True
+        )
+        for problem in problems:
+            print(f"failed: {problem}")
+        print(f"table and figure: {out / 'logs.csv'}, {out / 'logs.svg'}")
+        return 1 if problems else 0
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from scipy import stats
 import cqm
 from cqm.branches import Branches
 from cqm.decisions import advantage
+from cqm.experiments.protocol import DOMAINS
+from cqm.experiments.workers import available_cores, run_side_by_side
 from cqm.logs import Logs, draw_rows
 from cqm.models.effect import EffectModel
 from cqm.models.estimator import Estimator
@@ -25,8 +28,9 @@ from cqm.models.hindsight import HindsightModel
 from cqm.models.residual import ResidualModel
 from cqm.models.selection import held_out_scores
 from cqm.models.training import Training
+from cqm.progress import progress
 from cqm.simulation import Policy
-from cqm.storage import write_pieces
+from cqm.storage import read_json, write_json, write_pieces
 from cqm.worlds.base import World
 from cqm.worlds.nuisance import NuisanceWorld
 
@@ -129,6 +133,90 @@ def study_logs(
             },
         )
     return rows
+
+
+@dataclass(frozen=True)
+class Study:
+    """How large the study is."""
+
+    trajectories: tuple[int, ...] = (1_000, 5_000, 20_000)
+    test_states: int = 500
+    test_draws: int = 64
+    behaviours: tuple[str, ...] = ("uniform", "state")
+    nuisances: tuple[int, ...] = (0, 64)
+    training: Training | None = None
+
+
+STUDIES = {
+    "paper": Study(),
+    "quick": Study(
+        trajectories=(1_000, 5_000),
+        test_states=200,
+        behaviours=("uniform",),
+        training=Training(1_000, batch_size=64, learning_rate=1e-3, schedule="cosine"),
+    ),
+    "smoke": Study(
+        trajectories=(200, 400),
+        test_states=16,
+        test_draws=8,
+        behaviours=("uniform",),
+        nuisances=(0,),
+        training=Training(10, batch_size=16, chunk=5),
+    ),
+}
+
+
+def reproduce_logs(
+    study: Study,
+    out: str | Path,
+    *,
+    domains: Sequence[str],
+    seeds: Sequence[int],
+    show_progress: bool | None = None,
+) -> list[str]:
+    """Run all settings that are not done yet; returns what went wrong.
+
+    A setting that is done is a file in `out/logs`; the same call continues where it was.
+    """
+    directory = Path(out) / "logs"
+    directory.mkdir(parents=True, exist_ok=True)
+    settings = [
+        {"domain": domain, "nuisance": nuisance, "behaviour": behaviour, "seed": seed}
+        for seed in seeds
+        for domain in domains
+        for nuisance in study.nuisances
+        for behaviour in study.behaviours
+    ]
+    tasks = [(str(directory), study, s) for s in settings if not _record(directory, s).exists()]
+    problems = []
+    with progress("settings", len(tasks), unit="settings", show=show_progress) as advance:
+        for (_, _, setting), problem in run_side_by_side(_do_setting, tasks, available_cores()):
+            if problem is not None:
+                problems.append(f"{setting}: {problem}")
+            advance(1)
+    rows = []
+    for path in sorted(directory.glob("*.json")):
+        rows += read_json(path)["rows"]
+    if rows:
+        write(sorted(rows, key=lambda row: DOMAINS.index(row["domain"])), out)
+    return problems
+
+
+def _record(directory: Path, setting: Mapping[str, Any]) -> Path:
+    return directory / ("-".join(str(value) for value in setting.values()) + ".json")
+
+
+def _do_setting(task: tuple[str, Study, dict[str, Any]]) -> None:
+    directory, study, setting = Path(task[0]), task[1], task[2]
+    rows = study_logs(
+        **setting,
+        trajectories=study.trajectories,
+        test_states=study.test_states,
+        test_draws=study.test_draws,
+        training=study.training,
+        directory=directory / "branches",
+    )
+    write_json(_record(directory, setting), {"study": asdict(study), "rows": rows})
 
 
 def _fitted(
