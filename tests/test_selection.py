@@ -22,7 +22,7 @@ def world():
 
 @pytest.fixture(scope="module")
 def logs(world):
-    branches = cqm.collect(world, states=5000, horizon=6, warmup=(0, 0), per_step=True, seed=1)
+    branches = cqm.collect(world, states=5000, horizon=4, warmup=(0, 0), per_step=True, seed=1)
     return Logs.from_branches(branches, rng=np.random.default_rng(0))
 
 
@@ -30,7 +30,7 @@ def test_better_estimators_score_better(logs):
     train, held_out = logs.split(2000)
     models = {
         "good": ResidualModel().fit(train),
-        "poor": ResidualModel(outcome="additive").fit(train[:300]),
+        "poor": ResidualModel(outcome="additive").fit(train[:600]),
         "opposite": ResidualModel().fit(train),
     }
     opposite = models["opposite"].predictor_
@@ -85,12 +85,13 @@ def test_the_study_has_a_row_for_every_estimator(behaviour, tmp_path):
         estimators=names,
         test_states=40,
         test_draws=8,
+        held_out=800,
     )
     assert [(row["trajectories"], row["estimator"]) for row in rows] == [
         (num, name) for num in (600, 1200) for name in names
     ]
     best = rows[2]
-    assert best["excess_error"] < 0.2
+    assert best["excess_error"] < 0.4
     assert best["excess_error"] < rows[3]["excess_error"]
     assert best["r_score"] > rows[3]["r_score"]
     table, figure = logs_study.write(rows, tmp_path)

@@ -54,7 +54,6 @@ COLUMNS = (
     "dr_order",
 )
 ESTIMATORS = ("branched", "residual", "residual-unweighted", "hindsight")
-_HELD_OUT_LOGS = 4_000
 _DIRECTIONS = 16
 _COLOURS = {
     "branched": "#0c7bc4",
@@ -74,6 +73,7 @@ def study_logs(
     estimators: Sequence[str] = ESTIMATORS,
     test_states: int = 500,
     test_draws: int = 64,
+    held_out: int = 4_000,
     training: Training | None = None,
     seed: int = 7,
     directory: str | Path | None = None,
@@ -88,6 +88,7 @@ def study_logs(
         estimators: Which of `ESTIMATORS`.
         test_states: States with branched truth.
         test_draws: Draws of each, whose mean stands for the expected effect.
+        held_out: Trajectories for the scores that logs alone give.
         training: Of the branched model and the classifiers; their own by default.
         seed: Of data and models.
         directory: Where branches are kept between runs; in memory without.
@@ -112,9 +113,9 @@ def study_logs(
     rng = np.random.default_rng(seed)
     branches = collected("train", states=max(trajectories), per_step=True, seed=seed)
     test = collected("test", states=test_states, draws=test_draws, seed=seed + 1_000)
-    others = collected("held-out", states=_HELD_OUT_LOGS, per_step=True, seed=seed + 2_000)
+    others = collected("held-out", states=held_out, per_step=True, seed=seed + 2_000)
     logs = Logs.from_branches(branches, propensities=chances_fn, rng=rng)
-    held_out = Logs.from_branches(others, propensities=chances_fn, rng=rng)
+    other_logs = Logs.from_branches(others, propensities=chances_fn, rng=rng)
     rows = []
     for num in trajectories:
         families = branches[: max(2, num // branches.num_actions)]
@@ -122,7 +123,7 @@ def study_logs(
         rows += _rows(
             models,
             test,
-            held_out,
+            other_logs,
             world,
             {
                 "domain": domain,
