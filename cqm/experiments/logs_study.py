@@ -151,8 +151,8 @@ class Study:
 STUDIES = {
     "paper": Study(),
     "quick": Study(
-        trajectories=(1_000, 5_000),
         test_states=200,
+        test_draws=32,
         behaviours=("uniform",),
         training=Training(1_000, batch_size=64, learning_rate=1e-3, schedule="cosine"),
     ),
