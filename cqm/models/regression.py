@@ -6,11 +6,13 @@ trajectory was learned from other trajectories, so it cannot have learned that t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 _PENALTIES = 10.0 ** np.arange(-6, 4)  # a row, of regressors of unit size
+_FREE = 1e3  # a regressor that is so much larger is hardly penalised
 _SCALES = (1.0, 2.0, 4.0)  # of the waves, in turns over the whole spread of the inputs
 
 
@@ -47,9 +49,17 @@ class Ridge:
     penalties: np.ndarray  # [outputs]
 
 
-def ridge(design: np.ndarray, targets: np.ndarray, folds: int) -> Ridge:
-    """Regress targets `[n, outputs]` on regressors `[n, regressors]`, cross-fitted."""
+def ridge(
+    design: np.ndarray, targets: np.ndarray, folds: int, *, free: Sequence[int] = (0,)
+) -> Ridge:
+    """Regress targets `[n, outputs]` on regressors `[n, regressors]`, cross-fitted.
+
+    Columns that are `free` are not shrunk, or the average would be drawn to zero with the rest.
+    """
     num, outputs = targets.shape
+    size = np.ones(design.shape[1])
+    size[list(free)] = _FREE
+    design = design * size
     number = fold_numbers(num, folds)
     rows = [number == fold for fold in range(folds)]
     squares = [design[own].T @ design[own] for own in rows]
@@ -66,7 +76,7 @@ def ridge(design: np.ndarray, targets: np.ndarray, folds: int) -> Ridge:
     values, axes = np.linalg.eigh(square)
     kept = np.maximum(values, 0)[:, None] + _PENALTIES[best] * num
     return Ridge(
-        axes @ ((axes.T @ product) / kept),
+        size[:, None] * (axes @ ((axes.T @ product) / kept)),
         np.take_along_axis(guesses, best[None, None], axis=0)[0],
         _PENALTIES[best],
     )

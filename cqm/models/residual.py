@@ -171,9 +171,10 @@ def _action_weights(
     design = difference.reshape(len(waves), -1)
     if settings.doubly_robust:  # an outcome model owes nothing to the propensities
         design = np.concatenate([design, waves], axis=1)
-    fitted = ridge(design, residuals, settings.folds)
-    weights = np.zeros((num_actions, waves.shape[1], outputs))
     size = used.shape[1]
+    free = range(0, design.shape[1], size)[: num_actions + 1]  # each action's own average
+    fitted = ridge(design, residuals, settings.folds, free=free)
+    weights = np.zeros((num_actions, waves.shape[1], outputs))
     weights[:, :size] = fitted.weights[: num_actions * size].reshape(num_actions, size, outputs)
     if not settings.doubly_robust:
         return weights

@@ -66,7 +66,7 @@ def held_out_scores(
     design = ((taken - chances)[:, :, None] * waves[:, None, : 1 + seen.shape[1]]).reshape(
         len(logs), -1
     )
-    first = ridge(design, residuals, _FOLDS)
+    first = ridge(design, residuals, _FOLDS, free=range(0, design.shape[1], 1 + seen.shape[1]))
     errors = residuals - first.predictions
     guess = _every_action(first.weights, waves[:, : 1 + seen.shape[1]], logs.num_actions)
     robust = center(guess + (taken / chances)[..., None] * errors[:, None])
