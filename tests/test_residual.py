@@ -89,9 +89,15 @@ def test_unknown_propensities_are_estimated_and_said_to_be(problems):
     assert "propensities were unknown and estimated" in model.summary()
 
 
-def test_both_methods_find_the_expected_effects(direct, steps, held_out):
-    assert excess(direct, held_out) < 0.1
-    assert excess(steps, held_out) < 0.1
+SLOW_STEPS = pytest.param("steps", marks=pytest.mark.slow)  # compiling takes most of the time
+
+
+@pytest.mark.parametrize("kind", ["direct", SLOW_STEPS])
+def test_both_methods_find_the_expected_effects(kind, request, held_out):
+    assert excess(request.getfixturevalue(kind), held_out) < 0.1
+
+
+def test_a_card_says_where_effects_were_seen(direct):
     assert "along 2 of 11 directions" in direct.summary() or "along 3 of 11" in direct.summary()
 
 
@@ -105,7 +111,7 @@ def test_the_doubly_robust_regression_of_waves(logs, held_out):
     assert excess(model, held_out) < 0.3
 
 
-@pytest.mark.parametrize("method", ["direct", "steps"])
+@pytest.mark.parametrize("method", ["direct", SLOW_STEPS])
 def test_a_behaviour_that_sees_the_state(method):
     """Later actions answer to the first one's effect, which must not be explained away."""
     world = pendulum_world()
@@ -126,28 +132,29 @@ def test_a_behaviour_that_sees_the_state(method):
     assert excess(model, held_out) < 0.15
 
 
-def test_one_surface(direct, steps, world, held_out, tmp_path):
+@pytest.mark.parametrize("name", ["direct", SLOW_STEPS])
+def test_one_surface(name, request, world, held_out, tmp_path):
     observations, query = held_out.observations[:30], Query.named({"angle": 1.0}, world)
-    for name, model in (("direct", direct), ("steps", steps)):
-        effects = model.effect(observations)
-        assert effects.shape == (30, 3, 11)
-        assert np.abs(effects.sum(axis=1)).max() <= 1e-9 * np.abs(effects).max()
-        reference = [0.2, 0.3, 0.5]
-        moved = model.recenter(reference).effect(observations)
-        np.testing.assert_allclose(moved, center(effects, reference), atol=1e-9)
-        contrast = model.effect(observations, action=2, baseline=0)
-        np.testing.assert_allclose(contrast, effects[:, 2] - effects[:, 0], atol=1e-12)
-        assert np.mean(model.act(observations, query) == 2) > 0.9  # pushing forward turns forward
-        assert model.rank(observations, query).shape == (30, 3)
-        model.calibrate(held_out)
-        verdict = model.certify(observations, query)
-        assert np.isfinite(verdict.radius)
-        model.save(tmp_path / name)
-        loaded = ResidualModel.load(tmp_path / name)
-        np.testing.assert_array_equal(loaded.effect(observations), effects)
-        assert loaded.calibration_ is not None
-        assert isinstance(load_model(tmp_path / name), ResidualModel)
-        assert "4,000 logged trajectories" in (tmp_path / name / "card.md").read_text()
+    model = request.getfixturevalue(name)
+    effects = model.effect(observations)
+    assert effects.shape == (30, 3, 11)
+    assert np.abs(effects.sum(axis=1)).max() <= 1e-9 * np.abs(effects).max()
+    reference = [0.2, 0.3, 0.5]
+    moved = model.recenter(reference).effect(observations)
+    np.testing.assert_allclose(moved, center(effects, reference), atol=1e-9)
+    contrast = model.effect(observations, action=2, baseline=0)
+    np.testing.assert_allclose(contrast, effects[:, 2] - effects[:, 0], atol=1e-12)
+    assert np.mean(model.act(observations, query) == 2) > 0.9  # pushing forward turns forward
+    assert model.rank(observations, query).shape == (30, 3)
+    model.calibrate(held_out)
+    verdict = model.certify(observations, query)
+    assert np.isfinite(verdict.radius)
+    model.save(tmp_path / name)
+    loaded = ResidualModel.load(tmp_path / name)
+    np.testing.assert_array_equal(loaded.effect(observations), effects)
+    assert loaded.calibration_ is not None
+    assert isinstance(load_model(tmp_path / name), ResidualModel)
+    assert "4,000 logged trajectories" in (tmp_path / name / "card.md").read_text()
 
 
 def test_an_ensemble_is_the_mean_of_its_members(logs, held_out):
