@@ -55,7 +55,7 @@ def _safetensors(path: Path, names: Sequence[str]) -> np.ndarray:
 
 def _npy(path: Path, names: Sequence[str]) -> np.ndarray:
     try:
-        return np.load(path, allow_pickle=False)
+        return np.load(path)  # pickled arrays are refused by default
     except (ValueError, EOFError) as error:
         raise storage.DamagedFileError(f"{path} is not an array of numbers ({error})") from error
 
