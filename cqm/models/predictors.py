@@ -16,7 +16,7 @@ import numpy as np
 from jax import Array
 
 from cqm.models.conditioning import Coordinates
-from cqm.models.network import Linear
+from cqm.models.network import Linear, named_arrays, with_arrays
 from cqm.models.regression import Table, Waves
 from cqm.models.unrolled import Transition
 from cqm.quotient import center
@@ -194,20 +194,13 @@ def in_blocks(predict_fn: Callable[[Array], Array], inputs: np.ndarray, size: in
 
 def network_arrays(prefix: str, network: Any) -> Arrays:
     """The arrays of a network by their place in it."""
-    leaves = jax.tree_util.tree_leaves_with_path(eqx.filter(network, eqx.is_array))
-    return {f"{prefix}.{_place(path)}": np.asarray(leaf) for path, leaf in leaves}
+    return {f"{prefix}.{name}": values for name, values in named_arrays(network).items()}
 
 
 def fill_network(network: Any, prefix: str, arrays: Mapping[str, np.ndarray]) -> Any:
     """A network of the same form with the arrays that `network_arrays` gave."""
-    leaves, structure = jax.tree_util.tree_flatten_with_path(eqx.filter(network, eqx.is_array))
-    filled = [jnp.asarray(arrays[f"{prefix}.{_place(path)}"]) for path, _ in leaves]
-    static = eqx.filter(network, eqx.is_array, inverse=True)
-    return eqx.combine(jax.tree.unflatten(structure, filled), static)
-
-
-def _place(path: Any) -> str:
-    return jax.tree_util.keystr(path, simple=True, separator=".")
+    own = {name.removeprefix(f"{prefix}."): values for name, values in arrays.items()}
+    return with_arrays(network, own)
 
 
 def _stacked(network: Any, members: int) -> Any:
