@@ -338,30 +338,31 @@ class Reproduce:
         from cqm.experiments.run import reproduce
 
         protocol = preset(self.preset).restricted(self.domains, self.seeds, self.methods)
-        if self.study == "logs":
-            return self._study_logs(protocol)
         out = self.out or Path("runs") / self.preset
         command = shlex.join(["cqm", "reproduce", *_arguments(self)])
-        outcome = reproduce(protocol, out, command=command, show_progress=True)
+        if self.study == "logs":
+            problems = self._study_logs(protocol, out, command)
+        else:
+            outcome = reproduce(protocol, out, command=command, show_progress=True)
+            problems = [f"{j.method} on {j.domain}, seed {j.seed}: {p}" for j, p in outcome.failed]
         Report(out).run()
-        for job, problem in outcome.failed:
-            print(f"failed: {job.method} on {job.domain}, seed {job.seed}: {problem}")
-        return 1 if outcome.failed else 0
+        for problem in problems:
+            print(f"failed: {problem}")
+        return 1 if problems else 0
 
-    def _study_logs(self, protocol: Any) -> int:
+    def _study_logs(self, protocol: Any, out: Path, command: str) -> list[str]:
         from cqm.experiments.logs_study import STUDIES, reproduce_logs
 
         if self.methods is not None:
             raise ValueError("--study logs compares its own estimators; leave out --methods")
-        out = self.out or Path("runs") / f"logs-{self.preset}"
-        seeds = self.seeds or protocol.stages[0].seeds[:1]
-        problems = reproduce_logs(
-            STUDIES[self.preset], out, domains=protocol.domains, seeds=seeds, show_progress=True
+        return reproduce_logs(
+            STUDIES[self.preset],
+            out,
+            domains=protocol.domains,
+            seeds=self.seeds or protocol.stages[0].seeds[:1],
+            command=command,
+            show_progress=True,
         )
-        for problem in problems:
-            print(f"failed: {problem}")
-        print(f"table and figure: {out / 'logs.csv'}, {out / 'logs.svg'}")
-        return 1 if problems else 0
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,8 @@ LIMITS = {
     "walker-walk": (5, 0.48, 0.12, 0.63),
 }
 SIZES = {"cartpole-swingup": 5, "reacher-easy": 6, "cheetah-run": 17, "walker-walk": 24}
+ESTIMATORS = ("branched", "residual", "residual-unweighted", "hindsight")
+LOGGED = ((0, "uniform"), (64, "uniform"), (64, "state"))
 BEYOND = ("default", "world-ensemble", *(f"{method}+effect" for method in paper.METHODS))
 
 
@@ -62,6 +64,7 @@ def write_run(
             for s in seeds
             for i, energy in enumerate(energies(SIZES.get(d, 4)))
         ],
+        "logs": [row for d in domains for row in log_rows(d)],
     }
     for name, table in rows.items():
         write_csv(directory / f"{name}.csv", table, COLUMNS[f"{name}.csv"])
@@ -69,6 +72,33 @@ def write_run(
         parts = {"physics": 210.5, "compilation": 61.0, "training": 330.25, "evaluation": 80.0}
         write_json(directory / "times.json", {**parts, "rest": 31.0, "wall": 401.5, "jobs": []})
     return directory
+
+
+def log_rows(domain, seed=7):
+    """Errors that fall as 1/n, each estimator's ten times as large as that of the one before."""
+    return [
+        {
+            "domain": domain,
+            "nuisance": nuisance,
+            "behaviour": behaviour,
+            "trajectories": num,
+            "seed": seed,
+            "estimator": name,
+            "effect_nmse": 0.1 + 0.9 * error,
+            "noise_floor": 0.1,
+            "excess_error": error,
+            "accuracy": 0.9 - 0.1 * i,
+            "regret": 0.01 * (1 + i),
+            "r_score": 0.5 - error,
+            "r_error": 0.01,
+            "dr_score": 0.5 + error,
+            "dr_error": 0.01,
+        }
+        for nuisance, behaviour in LOGGED
+        for num in (1_000, 20_000)
+        for i, name in enumerate(ESTIMATORS)
+        for error in [0.002 * 10**i * 1_000 / num]
+    ]
 
 
 def score_row(rng, domain, seed, method):

@@ -19,6 +19,7 @@ NAMES = [
         for domain in DOMAINS
     ),
     *("spectrum", "diagnosis-walker-walk"),
+    *(f"ordinary-{domain}" for domain in DOMAINS),
 ]
 
 

@@ -111,6 +111,9 @@ def test_ceilings_are_means_with_the_error_of_a_mean(tmp_path):
 def test_what_a_run_must_have_is_named(tmp_path, name):
     write_run(tmp_path, domains=("reacher-easy",), seeds=(7,), methods=("cqm",), beyond=())
     (tmp_path / name).unlink()
+    if name == "scores.csv":
+        assert load(tmp_path).scores == []  # the study of logs has results
+        (tmp_path / "logs.csv").unlink()
     with pytest.raises(FileNotFoundError, match=name):
         load(tmp_path)
 

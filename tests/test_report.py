@@ -315,7 +315,7 @@ def test_headers_sort_tables(phone, run):
 @pytest.mark.parametrize("where", ["phone", "laptop"])
 def test_figures_are_seen(request, where):
     figures = request.getfixturevalue(where)["figures"]
-    assert len(figures) == 10
+    assert len(figures) == 12
     for width, height, shapes in figures:
         assert width > 300
         assert height > 100

@@ -75,7 +75,7 @@ def test_a_shrunk_covariance_is_right_with_much_data_and_diagonal_with_little():
 
 
 @pytest.mark.parametrize("behaviour", ["uniform", "state"])
-def test_the_study_has_a_row_for_every_estimator(behaviour, tmp_path):
+def test_the_study_has_a_row_for_every_estimator(behaviour):
     names = ("residual", "residual-unweighted")
     rows = logs_study.study_logs(
         "cartpole-swingup",
@@ -94,9 +94,6 @@ def test_the_study_has_a_row_for_every_estimator(behaviour, tmp_path):
     assert best["excess_error"] < 0.4
     assert best["excess_error"] < rows[3]["excess_error"]
     assert best["r_score"] > rows[3]["r_score"]
-    table, figure = logs_study.write(rows, tmp_path)
-    assert len(table.read_text().splitlines()) == 5
-    assert figure.read_text().startswith("<?xml")
 
 
 def test_the_study_refuses_what_it_does_not_know():

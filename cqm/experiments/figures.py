@@ -23,6 +23,7 @@ from cqm.experiments.drawing import (
     mark_line,
     plain,
 )
+from cqm.experiments.ordinary import ordinary_figures
 from cqm.experiments.records import Results, Row, load
 from cqm.experiments.scores import domain_title, ranking, score, title_of
 from cqm.storage import write_pieces
@@ -76,6 +77,7 @@ def make_figures(results: Results) -> list[Picture]:
     makers = (score_figure, alignment_figure, regret_figure, curves_figure)
     pictures = [make(results, domain) for make in makers for domain in results.domains]
     pictures += [spectrum_figure(results), diagnosis_figure(results, DIAGNOSED)]
+    pictures += ordinary_figures(results)
     return [picture for picture in pictures if picture is not None]
 
 

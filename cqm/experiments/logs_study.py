@@ -6,20 +6,19 @@ there are actions, so branched models get that many fewer states.
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy import stats
 
 import cqm
 from cqm.branches import Branches
 from cqm.decisions import advantage
 from cqm.experiments.protocol import DOMAINS
+from cqm.experiments.records import COLUMNS, write_csv
+from cqm.experiments.run import begin
 from cqm.experiments.workers import available_cores, run_side_by_side
 from cqm.logs import Logs, draw_rows
 from cqm.models.effect import EffectModel
@@ -30,38 +29,13 @@ from cqm.models.selection import held_out_scores
 from cqm.models.training import Training
 from cqm.progress import progress
 from cqm.simulation import Policy
-from cqm.storage import read_json, write_json, write_pieces
+from cqm.storage import read_json, write_json
 from cqm.worlds.base import World
 from cqm.worlds.nuisance import NuisanceWorld
 
-COLUMNS = (
-    "domain",
-    "nuisance",
-    "behaviour",
-    "trajectories",
-    "seed",
-    "estimator",
-    "effect_nmse",
-    "noise_floor",
-    "excess_error",
-    "accuracy",
-    "regret",
-    "r_score",
-    "r_error",
-    "dr_score",
-    "dr_error",
-    "r_order",
-    "dr_order",
-)
+RUN = "logs.json"
 ESTIMATORS = ("branched", "residual", "residual-unweighted", "hindsight")
 _DIRECTIONS = 16
-_COLOURS = {
-    "branched": "#0c7bc4",
-    "residual": "#009e73",
-    "residual-unweighted": "#c68a00",
-    "hindsight": "#d55e00",
-}
-_MARKERS = {"branched": "o", "residual": "s", "residual-unweighted": "v", "hindsight": "D"}
 
 
 def study_logs(
@@ -75,6 +49,7 @@ def study_logs(
     test_draws: int = 64,
     held_out: int = 4_000,
     training: Training | None = None,
+    classifier: Training | None = None,
     seed: int = 7,
     directory: str | Path | None = None,
 ) -> list[dict[str, Any]]:
@@ -89,7 +64,8 @@ def study_logs(
         test_states: States with branched truth.
         test_draws: Draws of each, whose mean stands for the expected effect.
         held_out: Trajectories for the scores that logs alone give.
-        training: Of the branched model and the classifiers; their own by default.
+        training: Of the branched model; its own by default.
+        classifier: Training of the hindsight model's; its own by default.
         seed: Of data and models.
         directory: Where branches are kept between runs; in memory without.
     """
@@ -119,7 +95,10 @@ def study_logs(
     rows = []
     for num in trajectories:
         families = branches[: max(2, num // branches.num_actions)]
-        models = {name: _fitted(name, families, logs[:num], training, seed) for name in estimators}
+        models = {
+            name: _fitted(name, families, logs[:num], training, classifier, seed)
+            for name in estimators
+        }
         rows += _rows(
             models,
             test,
@@ -141,28 +120,34 @@ class Study:
     """How large the study is."""
 
     trajectories: tuple[int, ...] = (1_000, 5_000, 20_000)
-    test_states: int = 500
-    test_draws: int = 64
-    behaviours: tuple[str, ...] = ("uniform", "state")
-    nuisances: tuple[int, ...] = (0, 64)
-    training: Training | None = None
+    test_states: int = 300
+    test_draws: int = 32
+    settings: tuple[tuple[int, str], ...] = ((0, "uniform"), (64, "uniform"), (64, "state"))
+    """Dimension of the nuisance, and behaviour."""
+    training: Training = field(
+        default_factory=lambda: Training(
+            1_000, batch_size=64, learning_rate=1e-3, schedule="cosine"
+        )
+    )
+    """Of the branched model: an eighth of its default, which there are 36 of to train."""
+    classifier: Training | None = None
 
 
 STUDIES = {
     "paper": Study(),
     "quick": Study(
-        test_states=200,
-        test_draws=32,
-        behaviours=("uniform",),
-        training=Training(1_000, batch_size=64, learning_rate=1e-3, schedule="cosine"),
+        trajectories=(1_000, 5_000),
+        test_states=100,
+        settings=((0, "uniform"), (64, "uniform")),
+        training=Training(300, batch_size=64, learning_rate=1e-3, schedule="cosine"),
     ),
     "smoke": Study(
         trajectories=(200, 400),
         test_states=16,
         test_draws=8,
-        behaviours=("uniform",),
-        nuisances=(0,),
+        settings=((0, "uniform"),),
         training=Training(10, batch_size=16, chunk=5),
+        classifier=Training(10, batch_size=16, chunk=5),
     ),
 }
 
@@ -173,33 +158,41 @@ def reproduce_logs(
     *,
     domains: Sequence[str],
     seeds: Sequence[int],
+    command: str = "",
     show_progress: bool | None = None,
 ) -> list[str]:
     """Run all settings that are not done yet; returns what went wrong.
 
     A setting that is done is a file in `out/logs`; the same call continues where it was.
+
+    Args:
+        study: How large it is; see `STUDIES`.
+        out: Directory of the run, which may be that of the benchmark.
+        domains: By name.
+        seeds: Of data and models.
+        command: How to repeat it, for the record.
+        show_progress: See `cqm.progress.progress`.
     """
-    directory = Path(out) / "logs"
+    out, directory = Path(out), Path(out) / "logs"
+    begin(out / RUN, {"study": asdict(study)}, {"command": command})
     directory.mkdir(parents=True, exist_ok=True)
     settings = [
         {"domain": domain, "nuisance": nuisance, "behaviour": behaviour, "seed": seed}
         for seed in seeds
         for domain in domains
-        for nuisance in study.nuisances
-        for behaviour in study.behaviours
+        for nuisance, behaviour in study.settings
     ]
     tasks = [(str(directory), study, s) for s in settings if not _record(directory, s).exists()]
     problems = []
     with progress("settings", len(tasks), unit="settings", show=show_progress) as advance:
         for (_, _, setting), problem in run_side_by_side(_do_setting, tasks, available_cores()):
             if problem is not None:
-                problems.append(f"{setting}: {problem}")
+                problems.append(f"{' '.join(map(str, setting.values()))}: {problem}")
             advance(1)
-    rows = []
-    for path in sorted(directory.glob("*.json")):
-        rows += read_json(path)["rows"]
+    rows = [row for path in sorted(directory.glob("*.json")) for row in read_json(path)["rows"]]
     if rows:
-        write(sorted(rows, key=lambda row: DOMAINS.index(row["domain"])), out)
+        rows.sort(key=lambda row: (DOMAINS.index(row["domain"]), row["nuisance"]))
+        write_csv(out / "logs.csv", rows, COLUMNS["logs.csv"])
     return problems
 
 
@@ -215,18 +208,24 @@ def _do_setting(task: tuple[str, Study, dict[str, Any]]) -> None:
         test_states=study.test_states,
         test_draws=study.test_draws,
         training=study.training,
-        directory=directory / "branches",
+        classifier=study.classifier,
+        directory=directory / "branches" / str(setting["seed"]),
     )
-    write_json(_record(directory, setting), {"study": asdict(study), "rows": rows})
+    write_json(_record(directory, setting), {"rows": rows})
 
 
 def _fitted(
-    name: str, families: Branches, logs: Logs, training: Training | None, seed: int
+    name: str,
+    families: Branches,
+    logs: Logs,
+    training: Training | None,
+    classifier: Training | None,
+    seed: int,
 ) -> Estimator:
     if name == "branched":
         return EffectModel(seed=seed, training=training).fit(families)
     if name == "hindsight":
-        return HindsightModel(seed=seed, width=128, training=training).fit(logs)
+        return HindsightModel(seed=seed, width=128, training=classifier).fit(logs)
     return ResidualModel(seed=seed, weighting=name == "residual").fit(logs)
 
 
@@ -244,66 +243,6 @@ def state_behaviour(world: World, seed: int = 0) -> Callable[[np.ndarray], np.nd
         return 0.6 * scores / scores.sum(axis=1, keepdims=True) + 0.4 / num_actions
 
     return chances
-
-
-def write(rows: Sequence[Mapping[str, Any]], directory: str | Path) -> list[Path]:
-    """Write `logs.csv` and the figure `logs.svg`; returns the files."""
-    directory = Path(directory)
-    text = io.StringIO()
-    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
-    writer.writeheader()
-    for row in rows:
-        plain = {k: f"{v:.6g}" if isinstance(v, float) else v for k, v in row.items()}
-        writer.writerow(plain)
-    write_pieces(directory / "logs.csv", [text.getvalue().encode()])
-    write_pieces(directory / "logs.svg", [draw(rows)])
-    return [directory / "logs.csv", directory / "logs.svg"]
-
-
-def draw(rows: Sequence[Mapping[str, Any]], kind: str = "svg") -> bytes:
-    """Ordinary versus branched: excess error against the number of rollouts, a panel a setting."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    domains = list(dict.fromkeys(row["domain"] for row in rows))
-    settings = list(dict.fromkeys((row["nuisance"], row["behaviour"]) for row in rows))
-    size = (1.2 + 2.4 * len(settings), 0.9 + 1.9 * len(domains))
-    figure = Figure(figsize=size, layout="constrained")
-    FigureCanvasAgg(figure)
-    panels = figure.subplots(len(domains), len(settings), squeeze=False, sharex=True, sharey="row")
-    for i, domain in enumerate(domains):
-        for j, (nuisance, behaviour) in enumerate(settings):
-            axes = panels[i, j]
-            chosen = [
-                row
-                for row in rows
-                if (row["domain"], row["nuisance"], row["behaviour"])
-                == (domain, nuisance, behaviour)
-            ]
-            for name in ESTIMATORS:
-                own = [row for row in chosen if row["estimator"] == name]
-                numbers = sorted({row["trajectories"] for row in own})
-                means = [
-                    np.mean([r["excess_error"] for r in own if r["trajectories"] == n])
-                    for n in numbers
-                ]
-                style = {"color": _COLOURS[name], "marker": _MARKERS[name], "markersize": 4}
-                axes.plot(numbers, np.maximum(means, 1e-6), label=name, **style)
-            axes.axhline(1, color="grey", linestyle=":", linewidth=1)
-            axes.set(xscale="log", yscale="log")
-            if i == 0:
-                axes.set_title(f"nuisance {nuisance}, behaviour {behaviour}", fontsize=8)
-            if j == 0:
-                axes.set_ylabel(f"{domain}\nexcess error", fontsize=8)
-            if i == len(domains) - 1:
-                axes.set_xlabel("rollouts", fontsize=8)
-            axes.tick_params(labelsize=7)
-    handles, labels = panels[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=8, frameon=False)
-    target = io.BytesIO()
-    dated = {"metadata": {"Date": None}} if kind == "svg" else {"dpi": 110}
-    figure.savefig(target, format=kind, **dated)
-    return target.getvalue()
 
 
 def _rows(
@@ -347,14 +286,4 @@ def _rows(
                 "dr_error": own.dr_error,
             }
         )
-    orders = {"r_order": "r_score", "dr_order": "dr_score"}
-    ranks = {
-        name: _order([row[key] for row in rows], [-row["excess_error"] for row in rows])
-        for name, key in orders.items()
-    }
-    return [{**row, **ranks} for row in rows]
-
-
-def _order(scores: Sequence[float], quality: Sequence[float]) -> float:
-    """How well scores order estimators: 1 exactly as they are, −1 the other way round."""
-    return float(stats.kendalltau(scores, quality).statistic) if len(scores) > 1 else float("nan")
+    return rows

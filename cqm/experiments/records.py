@@ -40,6 +40,17 @@ _CEILINGS = (
     "noise_floor",
     "noise_floor_se",
 )
+_LOGS = (
+    "effect_nmse",
+    "noise_floor",
+    "excess_error",
+    "accuracy",
+    "regret",
+    "r_score",
+    "r_error",
+    "dr_score",
+    "dr_error",
+)
 COLUMNS: dict[str, dict[str, type]] = {
     "scores.csv": {**_JOB, **dict.fromkeys(_SCORES, float)},
     "ceilings.csv": {
@@ -52,6 +63,11 @@ COLUMNS: dict[str, dict[str, type]] = {
         **{"domain": str, "method": str, "oracle": float, "predicted": float, "count": int}
     },
     "spectrum.csv": {"domain": str, "seed": int, "index": int, "energy": float},
+    "logs.csv": {
+        **{"domain": str, "nuisance": int, "behaviour": str, "trajectories": int},
+        **{"seed": int, "estimator": str},
+        **dict.fromkeys(_LOGS, float),
+    },
 }
 """Columns of every file of results, in order, and what they hold."""
 
@@ -112,6 +128,9 @@ class Results:
     regret_cdf: list[Row] = field(default_factory=list)
     alignment: list[Row] = field(default_factory=list)
     spectrum: list[Row] = field(default_factory=list)
+    logs: list[Row] = field(default_factory=list)
+    study: dict[str, Any] = field(default_factory=dict)
+    """Of logs: its settings and versions."""
     times: dict[str, Any] = field(default_factory=dict)
 
     @cached_property
@@ -171,9 +190,13 @@ class Results:
 
 
 def load(directory: str | Path) -> Results:
-    """The results in a directory; `run.json` and `scores.csv` must be there, others may."""
+    """The results in a directory: of the benchmark, of the study of logs, or of both.
+
+    Of the benchmark, `run.json` and `scores.csv` must be there, others may.
+    """
     directory = Path(directory)
-    if not (directory / "run.json").is_file():
+    scored = (directory / "scores.csv").is_file() or not (directory / "logs.csv").is_file()
+    if scored and not (directory / "run.json").is_file():
         raise FileNotFoundError(
             f"{directory} holds no run: run.json is missing; "
             "give the directory that `cqm reproduce --out` wrote"
@@ -181,16 +204,15 @@ def load(directory: str | Path) -> Results:
     tables = {
         name.removesuffix(".csv"): read_csv(directory / name, columns)
         for name, columns in COLUMNS.items()
-        if name == "scores.csv" or (directory / name).exists()
+        if (name == "scores.csv" and scored) or (directory / name).exists()
     }
-    if not tables["scores"]:
+    if not tables.get("scores") and not tables.get("logs"):
         raise ValueError(f"{directory / 'scores.csv'} has no rows: no job has finished yet")
-    times = directory / "times.json"
-    return Results(
-        run=read_json(directory / "run.json"),
-        times=read_json(times) if times.exists() else {},
-        **tables,
+    run, times, study = (
+        read_json(directory / name) if (directory / name).exists() else {}
+        for name in ("run.json", "times.json", "logs.json")
     )
+    return Results(run=run, times=times, study=study, **{"scores": [], **tables})
 
 
 def _cell(value: Any) -> str:

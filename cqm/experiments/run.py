@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import platform
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -63,7 +63,8 @@ def reproduce(
     """
     out, started = Path(out), time.monotonic()
     _check_methods(protocol)
-    run = _begin(out, protocol, command)
+    other = {"preset": protocol.preset, "command": command, "failed": []}
+    run = begin(out / RUN, {"protocol": protocol.fixed()}, other)
     cores = available_cores()
     jobs = protocol.jobs()
     missing = [job for job in jobs if not (job_directory(out, job) / RECORD).exists()]
@@ -102,35 +103,30 @@ def _check_methods(protocol: Protocol) -> None:
         )
 
 
-def fixed_part(protocol: Protocol) -> dict[str, Any]:
-    """What all jobs of a run directory agree on, as it is stored there."""
-    return json.loads(storage.encode_json(protocol.fixed()))
+def begin(path: Path, fixed: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """Write what a run is; refuse to go on with one of other settings or other versions.
 
-
-def _begin(out: Path, protocol: Protocol, command: str) -> dict[str, Any]:
-    """Write what the run is; refuse a directory of another protocol or other versions."""
-    fixed = fixed_part(protocol)
+    Args:
+        path: The file.
+        fixed: Settings by name, which must be those of the file if there is one.
+        other: What may change from call to call.
+    """
     versions = {name: version(name) for name in _VERSIONS}
     versions |= {"cqm": cqm.__version__, "python": platform.python_version()}
-    if (out / RUN).exists():
-        stored = storage.read_json(out / RUN)
-        for name, wanted in (("protocol", fixed), ("versions", versions)):
+    fixed = {**json.loads(storage.encode_json(fixed)), "versions": versions}
+    if path.exists():
+        stored = storage.read_json(path)
+        for name, wanted in fixed.items():
             if stored[name] != wanted:
                 changed = sorted(k for k in wanted if stored[name].get(k) != wanted[k])
                 raise ValueError(
-                    f"{out} holds a run with other {name} ({', '.join(changed)}); "
+                    f"{path.parent} holds a run with other {name} ({', '.join(changed)}); "
                     "choose another directory"
                 )
-    run = {
-        "preset": protocol.preset,
-        "command": command,
-        "protocol": fixed,
-        "versions": versions,
-        "machine": {"cores": len(available_cores()), "platform": platform.platform()},
-        "failed": [],
-    }
-    out.mkdir(parents=True, exist_ok=True)
-    storage.write_json(out / RUN, run)
+    machine = {"cores": len(available_cores()), "platform": platform.platform()}
+    run = {**other, **fixed, "machine": machine}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    storage.write_json(path, run)
     return run
 
 

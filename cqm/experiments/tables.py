@@ -8,6 +8,7 @@ from pathlib import Path
 
 from cqm.experiments import paper
 from cqm.experiments.estimates import Estimate
+from cqm.experiments.ordinary import ordinary_tables
 from cqm.experiments.records import Results, Row, load, write_csv
 from cqm.experiments.scores import (
     CONDITIONINGS,
@@ -25,12 +26,6 @@ from cqm.experiments.scores import (
 from cqm.experiments.typeset import MARKS, Cell, Table, latex, markdown, number, with_interval
 from cqm.storage import write_pieces
 
-RECORD = (
-    *("domain", "method", "measure", "seeds", "undefined_seeds", "mean"),
-    *("half_width_normal", "half_width_student", "paper", "paper_half_width"),
-    *("against_paper_normal", "against_paper_student", "best_learned", "limit", "limit_se"),
-)
-"""Columns of a table as CSV."""
 _RULE = (
     "After ±, half a 95% interval over seeds: 1.96 standard errors as in the paper, and Student-t "
     "below it. ≈: the intervals overlap, that is, the means are no further apart than the sum of "
@@ -57,14 +52,19 @@ def write_tables(directory: str | Path) -> list[Path]:
         path = Path(directory) / "tables" / table.name
         write_pieces(path.with_suffix(".md"), [markdown(table).encode()])
         write_pieces(path.with_suffix(".tex"), [latex(table).encode()])
-        write_csv(path.with_suffix(".csv"), table.records, RECORD)
+        write_csv(path.with_suffix(".csv"), table.records, table.records[0])
         written += [path.with_suffix(suffix) for suffix in (".md", ".csv", ".tex")]
     return written
 
 
 def make_tables(results: Results) -> list[Table]:
     """All tables that the results allow; those with nothing in them are left out."""
-    tables = [
+    tables = [*(_benchmark(results) if results.scores else ()), *ordinary_tables(results)]
+    return [table for table in tables if table.groups]
+
+
+def _benchmark(results: Results) -> list[Table]:
+    return [
         *(paper_table(results, measure) for measure in PUBLISHED),
         disagreements(results),
         profile(
@@ -106,7 +106,6 @@ def make_tables(results: Results) -> list[Table]:
             "paper's world model and its effect model.",
         ),
     ]
-    return [table for table in tables if table.groups]
 
 
 def paper_table(results: Results, measure: Measure) -> Table:
@@ -276,24 +275,42 @@ def conditioning(results: Results, measure: Measure) -> Table:
 
 
 def summary(directory: str | Path) -> str:
-    """Accuracy of the paper's methods beside the paper's, as plain text for a terminal."""
+    """The most important figures as plain text for a terminal."""
     results = load(directory)
-    table = paper_table(results, MEASURES["accuracy"])
+    text = ""
+    if results.scores:
+        text = _accuracies(paper_table(results, MEASURES["accuracy"]))
+    for table in ordinary_tables(results)[:1]:
+        head = [title.removeprefix("Excess error, ") for title in table.header]
+        shown = [i for i, title in enumerate(head) if i < table.num_labels or title[0].isdigit()]
+        lines = [head, *([cell.text for cell in row] for row in table.rows)]
+        text += ("\n" if text else "") + "excess error by the number of rollouts\n"
+        text += _aligned([[line[i] for i in shown] for line in lines], table.num_labels)
+    return text
+
+
+def _accuracies(table: Table) -> str:
+    """Accuracy of the paper's methods beside the paper's."""
     if not table.groups:
         return "none of the paper's methods has finished\n"
     lines = [["accuracy", "", *table.header[2:]]]
-    for group in table.groups:
-        for row in group:
-            if row[1].text != "Student-t":
-                figures = [_short(cell) for cell in row[2:]]
-                lines.append([row[0].text, row[1].text, *figures])
+    for row in table.rows:
+        if row[1].text != "Student-t":
+            lines.append([row[0].text, row[1].text, *map(_short, row[2:])])
+    return _aligned(lines, 2) + "≈ agrees with the paper's interval, ▲ better, ▼ worse\n"
+
+
+def _aligned(lines: list[list[str]], num_labels: int) -> str:
+    """Lines of as many cells each, words to the left and figures to the right."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     text = ""
     for line in lines:
-        words = [cell.ljust(width) for cell, width in zip(line[:2], widths, strict=False)]
-        words += [cell.rjust(width) for cell, width in zip(line[2:], widths[2:], strict=True)]
-        text += "  ".join(words).rstrip() + "\n"
-    return text + "≈ agrees with the paper's interval, ▲ better, ▼ worse\n"
+        cells = [
+            cell.ljust(width) if i < num_labels else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ]
+        text += "  ".join(cells).rstrip() + "\n"
+    return text
 
 
 def _lower(title: str) -> str:

@@ -34,6 +34,7 @@ _KINDS = {
     "curves": "Learning",
     "spectrum": "What limits the models: noise, rank and conditioning",
     "diagnosis": "What limits the models: noise, rank and conditioning",
+    "ordinary": "Error against what it costs",
 }
 
 
@@ -51,14 +52,21 @@ def write_report(directory: str | Path) -> Path:
 def render(results: Results) -> str:
     """The page as HTML; everything that comes from data is escaped."""
     tables = make_tables(results)
-    own = [table for table in tables if not _is_beyond(table)]
-    beyond = [table for table in tables if _is_beyond(table)]
-    preset = escape(str(results.run.get("preset", "unnamed")))
+    logged = [table for table in tables if table.name in ("ordinary", "choosing")]
+    beyond = [table for table in tables if table.title.startswith("Beyond the paper")]
+    own = [table for table in tables if table not in logged and table not in beyond]
+    pictures = make_figures(results)
+    ordinary = [picture for picture in pictures if picture.kind == "ordinary"]
+    what = "effects from logs against branched truth"
+    if results.scores:
+        preset = str(results.run.get("preset", "unnamed"))
+        what = f"the paper's benchmark, preset {preset}, beside the paper's own figures"
     sections = {
         "verdict": ("Verdict", _verdict(results)),
         "tables": ("Tables", "".join(_tables(own))),
-        "figures": ("Figures", "".join(_figures(make_figures(results)))),
+        "figures": ("Figures", "".join(_figures(p for p in pictures if p not in ordinary))),
         "beyond": ("Beyond the paper", "".join(_tables(beyond))),
+        "logs": ("From logs", "".join([*_figures(ordinary), *_tables(logged)])),
         "run": ("The run", "".join(_run(results))),
     }
     sections = {name: section for name, section in sections.items() if section[1]}
@@ -75,14 +83,13 @@ def render(results: Results) -> str:
 <meta name="color-scheme" content="light dark">
 <meta http-equiv="Content-Security-Policy"
  content="default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'">
-<title>cqm benchmark, {preset}</title>
+<title>cqm: {escape(what)}</title>
 <style>
 {_asset("page.css")}</style>
 </head>
 <body>
 <header><h1>What actions change</h1>
-<p>Counterfactual Quotient Models: the paper's benchmark, preset <b>{preset}</b>, beside the
-paper's own figures. {escape(_extent(results))}</p>
+<p>Counterfactual Quotient Models: {escape(what)}. {escape(_extent(results))}</p>
 <nav aria-label="Contents">{links}</nav></header>
 <main>
 {body}
@@ -98,11 +105,9 @@ def _asset(name: str) -> str:
     return files("cqm.report").joinpath(name).read_text(encoding="utf-8")
 
 
-def _is_beyond(table: Table) -> bool:
-    return table.title.startswith("Beyond the paper")
-
-
 def _extent(results: Results) -> str:
+    if not results.scores:
+        return f"{len(results.logs)} scores of effects from logs."
     jobs = len(results.scores)
     seeds = ", ".join(map(str, results.seeds))
     plural = "seed" if len(results.seeds) == 1 else "seeds"
@@ -208,9 +213,9 @@ def _figures(pictures: Iterable[Picture]) -> Iterator[str]:
 
 
 def _run(results: Results) -> Iterator[str]:
-    run = results.run
-    command = escape(str(run.get("command", "cqm reproduce")))
-    yield f"<h3>How to run it again</h3><pre><code>{command}</code></pre>"
+    run, study = results.run, results.study
+    commands = [str(part["command"]) for part in (run, study) if part.get("command")]
+    yield f"<h3>How to run it again</h3><pre><code>{escape(chr(10).join(commands))}</code></pre>"
     yield "<p>A run that was stopped goes on where it was. This page is made again from the saved "
     yield "results, without training, by <code>cqm report</code> with their directory.</p>"
     if run.get("failed"):
@@ -228,8 +233,14 @@ def _run(results: Results) -> Iterator[str]:
         yield "</tbody></table></div>"
     yield "<h3>Where the time went</h3>"
     yield from _times(results.times)
-    for title, key in (("Protocol", "protocol"), ("Versions", "versions"), ("Machine", "machine")):
-        values = list(_flat(run.get(key, {})))
+    parts = {
+        "Protocol": run.get("protocol", {}),
+        "Study of logs": study.get("study", {}),
+        "Versions": {**study.get("versions", {}), **run.get("versions", {})},
+        "Machine": run.get("machine") or study.get("machine", {}),
+    }
+    for title, part in parts.items():
+        values = list(_flat(part))
         if values:
             rows = "".join(f"<dt>{escape(a)}</dt><dd>{escape(b)}</dd>" for a, b in values)
             yield f"<h3>{title}</h3><dl>{rows}</dl>"

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from cqm.experiments import paper
 from cqm.experiments.figures import DIAGNOSED, diagnosis
+from cqm.experiments.ordinary import ordinary_verdict
 from cqm.experiments.records import Results
 from cqm.experiments.scores import (
     MEASURES,
@@ -47,6 +48,7 @@ def verdict(results: Results) -> list[str]:
         _walker(results),
         _default(results),
         _conditioned(results),
+        ordinary_verdict(results),
         failures(results),
     ]
     return [sentence for sentence in sentences if sentence]
@@ -85,7 +87,7 @@ def smaller(results: Results) -> str:
         for key, full in paper.PROTOCOL.items()
         if isinstance(has.get(key), int) and has[key] < full
     ]
-    if len(results.seeds) < paper.NUM_SEEDS:
+    if 0 < len(results.seeds) < paper.NUM_SEEDS:
         less.append(f"{len(results.seeds)} of {paper.NUM_SEEDS} seeds")
     if not less:
         return ""
