@@ -207,7 +207,8 @@ class Fit:
             "residual": ResidualModel,
             "hindsight": HindsightModel,
         }
-        model = kinds[self.estimator](width=self.width, members=self.members, seed=self.seed)
+        width = None if self.width == Fit.width else self.width
+        model = kinds[self.estimator](width=width, members=self.members, seed=self.seed)
         logs = Logs.load(self.directory)
         print(logs.coverage())
         model.fit(logs, directory=self.out, show_progress=True)

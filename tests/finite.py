@@ -64,3 +64,13 @@ def slope(make_model, problems, sizes, seed):
             squares.append(np.mean((model.effect(problem.observations) - problem.effects) ** 2))
         errors.append(np.sqrt(np.mean(squares)))
     return np.polyfit(np.log(sizes), np.log(errors), 1)[0]
+
+
+def rotating(num, num_actions, *, noise=0.1):
+    """Logs whose actions go round; action 1 adds 1 in state 0 and 2 in state 1."""
+    rng = np.random.default_rng(0)
+    states = rng.integers(2, size=(num, 1)).astype(float)
+    actions = np.arange(num) % num_actions
+    outcomes = 5 * states + (1 + states) * (actions == 1)[:, None]
+    outcomes = outcomes + noise * rng.normal(size=outcomes.shape)
+    return Logs.from_arrays(states, actions, outcomes[:, None], feature_names=["y"])

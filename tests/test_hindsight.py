@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from finite import DISCOUNT, HORIZON, Problem, slope
+from finite import DISCOUNT, HORIZON, Problem, rotating, slope
 from test_effect import excess, pendulum_world
 
 import cqm
@@ -125,3 +125,35 @@ def test_a_table_needs_every_action_in_every_state():
         HindsightModel(method="tabular").fit(logs)
     with pytest.raises(ValueError, match="method must be"):
         HindsightModel(method="magic")
+
+
+def test_logs_with_a_rhythm_are_as_good_as_others():
+    model = HindsightModel(width=32, training=QUICK).fit(rotating(2000, 2))
+    found = model.effect([[0.0], [1.0]], action=1, baseline=0)
+    np.testing.assert_allclose(found, [[1.0], [2.0]], atol=0.3)
+
+
+def test_a_reward_of_the_spread_needs_all_directions():
+    rng = np.random.default_rng(0)
+    actions, noise = rng.integers(2, size=2000), rng.normal(size=(2000, 2))
+    features = np.stack([actions + 2 * noise[:, 0], (1 + 2 * actions) * noise[:, 1]], axis=1)
+    logs = Logs.from_arrays(
+        rng.normal(size=(2000, 1)), actions, features[:, None], feature_names=["u", "v"]
+    )
+    states, square = np.zeros((1, 1)), lambda features: features[..., 1] ** 2
+    model = HindsightModel(width=32, training=QUICK).fit(logs)
+    with pytest.warns(UserWarning, match="told apart along 1 of 2 directions"):
+        blind = model.reward_advantage(square, states)
+    every = HindsightModel(width=32, training=QUICK, weighting=False).fit(logs)
+    found = every.reward_advantage(square, states)
+    assert found[0, 1] - found[0, 0] > 5  # in truth 8
+    assert abs(blind[0, 1] - blind[0, 0]) < 2
+    for reward, message in (
+        (lambda features: features, "finite rewards of shape"),
+        (lambda features: 1.0, r"got shape \(\)"),
+        (lambda features: features[..., 0] * np.nan, "2000 not finite"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            every.reward_advantage(reward, states)
+    with pytest.raises(ValueError, match="observations"):
+        every.reward_advantage(square, np.zeros((1, 5)))

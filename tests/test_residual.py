@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from finite import Problem, slope
+from finite import Problem, rotating, slope
 from test_effect import excess, pendulum_world
 
 import cqm
@@ -128,7 +128,7 @@ def test_a_behaviour_that_sees_the_state(method):
     branches = cqm.collect(world, states=4000, per_step=True, seed=1, **recipe)
     held_out = cqm.collect(world, states=200, draws=32, seed=2, **recipe)
     logs = Logs.from_branches(branches, propensities=chances, rng=np.random.default_rng(0))
-    model = ResidualModel(**{**STEPS, "method": method}).fit(logs)
+    model = ResidualModel(**(STEPS if method == "steps" else {})).fit(logs)
     assert excess(model, held_out) < 0.15
 
 
@@ -215,3 +215,44 @@ def test_steps_need_features_that_are_the_next_observation():
     with pytest.raises(ValueError, match="needs features that are the observation"):
         ResidualModel(method="steps").fit(logs)
     assert ResidualModel(folds=3).fit(logs).effect(np.zeros((1, 2))).shape == (1, 2, 1)
+
+
+@pytest.mark.parametrize("settings", [{}, {"doubly_robust": True}, {"method": "tabular"}])
+def test_logs_with_a_rhythm_are_as_good_as_others(settings):
+    model = ResidualModel(**settings).fit(rotating(2000, 5))
+    found = model.effect([[0.0], [1.0]], action=1, baseline=0)
+    np.testing.assert_allclose(found, [[1.0], [2.0]], atol=0.1)
+
+
+def test_tables_of_states_in_turn_and_of_negative_zeros():
+    states = np.array([-0.0, 1.0, 2.0, 3.0, 4.0])[np.arange(1000) % 5][:, None]
+    actions = np.random.default_rng(0).integers(2, size=1000)
+    outcomes = 100 * states + actions[:, None]
+    logs = Logs.from_arrays(states, actions, outcomes[:, None], feature_names=["y"])
+    model = ResidualModel(method="tabular").fit(logs)
+    found = model.effect(np.arange(5.0)[:, None], action=1, baseline=0)
+    np.testing.assert_allclose(found, 1, atol=1e-9)
+
+
+def test_weighting_keeps_effects_that_bend_with_the_state():
+    rng = np.random.default_rng(0)
+    states, actions = rng.normal(size=(3000, 1)), rng.integers(2, size=3000)
+    moved = np.stack([actions, (states[:, 0] ** 2 - 1) * actions], axis=1)
+    features = (moved + 0.1 * rng.normal(size=moved.shape))[:, None]
+    logs = Logs.from_arrays(states, actions, features, feature_names=["u", "v"])
+    found = ResidualModel().fit(logs).effect([[0.0], [1.5]], action=1, baseline=0)
+    np.testing.assert_allclose(found, [[1, -1], [1, 1.25]], atol=0.1)
+
+
+def test_a_card_says_that_nothing_was_seen():
+    rng = np.random.default_rng(0)
+    logs = Logs.from_arrays(
+        rng.normal(size=(500, 2)), rng.integers(2, size=500), rng.normal(size=(500, 1, 3))
+    )
+    assert "no effect stood out" in ResidualModel().fit(logs).summary()
+
+
+def test_settings_of_networks_are_refused_where_there_is_none():
+    for settings in ({"width": 8}, {"training": QUICK}):
+        with pytest.raises(ValueError, match="the method 'direct' trains none"):
+            ResidualModel(**settings)

@@ -9,7 +9,7 @@ from cqm.cli import main
 from cqm.experiments import logs_study
 from cqm.logs import Logs
 from cqm.models.directions import visible_log_directions
-from cqm.models.regression import inverse_root, ridge, shrunk_covariance
+from cqm.models.regression import fold_numbers, inverse_root, ridge, shrunk_covariance
 from cqm.models.residual import ResidualModel
 from cqm.models.selection import held_out_scores
 from cqm.worlds.nuisance import Nuisance, NuisanceWorld
@@ -55,11 +55,51 @@ def test_a_cross_fitted_ridge_predicts_new_rows_and_not_its_own_noise():
     design = rng.normal(size=(400, 20))
     weights = rng.normal(size=(20, 1))
     targets = np.concatenate([design @ weights, rng.normal(size=(400, 1))], axis=1)
-    fitted = ridge(design, targets, 5)
+    folds = fold_numbers(400, 5)
+    fitted = ridge(design, targets, folds)
     np.testing.assert_allclose(fitted.weights[:, :1], weights, atol=1e-3)
     assert abs(np.corrcoef(fitted.predictions[:, 1], targets[:, 1])[0, 1]) < 0.2
-    with pytest.raises(ValueError, match="folds must be from 2 to the 400"):
-        ridge(design, targets, 1)
+    by_hand = np.einsum("nr,nro->no", design, fitted.by_fold[folds])
+    np.testing.assert_allclose(fitted.predictions, by_hand, atol=1e-9)
+
+
+def test_folds_are_even_keep_groups_together_and_follow_no_rhythm():
+    folds = fold_numbers(400, 5)
+    assert np.bincount(folds).tolist() == [80] * 5
+    for period in (2, 5):  # every fold has every phase
+        assert len({*zip(folds, np.arange(400) % period, strict=True)}) == 5 * period
+    groups = np.repeat(np.arange(40), 10)
+    own = fold_numbers(400, 5, groups).reshape(40, 10)
+    assert (own == own[:, :1]).all()
+    assert np.bincount(own[:, 0]).tolist() == [8] * 5
+    with pytest.raises(ValueError, match="folds must be from 2 to the 400 trajectories; got 1"):
+        fold_numbers(400, 1)
+    with pytest.raises(ValueError, match="to the 40 groups of trajectories; got 41"):
+        fold_numbers(400, 41, groups)
+
+
+class Constant:
+    """Effects of two actions that are the same in every state."""
+
+    def __init__(self, difference):
+        self.difference = difference
+
+    def effect(self, observations):
+        both = np.array([-0.5, 0.5])[:, None] * self.difference
+        return np.broadcast_to(both, (len(observations), 2, 1))
+
+
+def test_without_known_propensities_the_truth_still_scores_best():
+    rng = np.random.default_rng(0)
+    states = rng.choice([-1.0, 1.0], size=(4000, 1))
+    actions = (rng.random(4000) < 0.5 + 0.45 * states[:, 0]).astype(int)
+    outcomes = actions + 3 * states[:, 0] + rng.normal(size=4000)
+    logs = Logs.from_arrays(states, actions, outcomes[:, None, None], feature_names=["y"])
+    rivals = {str(size): Constant(size) for size in (1.0, 0.2, -1.0)}
+    scores = held_out_scores(rivals, logs)
+    for kind in ("r_score", "dr_score"):
+        right, small, opposite = (getattr(scores[name], kind) for name in rivals)
+        assert right > small > 0 > opposite
 
 
 def test_a_shrunk_covariance_is_right_with_much_data_and_diagonal_with_little():

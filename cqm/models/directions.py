@@ -12,30 +12,21 @@ Along directions in which the noise hides whatever actions do, effects are taken
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from cqm.logs import Logs
+from cqm.models.regression import Waves
 
 _CHUNK = 8192
 _UNPREDICTABLE = 0.01  # share of a direction's variance; below it the direction is carried along
 _NEW = 0.1  # part of a unit direction that others do not span, for it to count as another
 _NEGLIGIBLE = 1e-10
+_WAVES = 32
 _LATER = 1200  # regressors for later actions, at most
 
 
-@dataclass(frozen=True)
-class Directions:
-    """An orthonormal basis of the features in which effects can be seen."""
-
-    basis: np.ndarray  # [features, kept]
-    signal: np.ndarray  # [features], variance by actions over noise variance, falling
-    edge: float  # what the largest signal would be if actions did nothing
-
-
 def visible_log_directions(logs: Logs) -> np.ndarray:
-    """An orthonormal basis `[features, kept]` of where logs show effects; one direction at least.
+    """An orthonormal basis `[features, kept]` of where logs show effects; empty if they show none.
 
     From single steps where the features are the next observation, from outcomes otherwise.
     """
@@ -53,11 +44,12 @@ def visible_log_directions(logs: Logs) -> np.ndarray:
         every = logs.propensities
     else:
         every = np.tile(chances, (len(actions), 1))
-    found = visible_directions(before, after, actions, every, closed=logs.closed)
-    if found.basis.shape[1]:
-        return found.basis
-    # Nothing stands out: the direction of least noise is as good as any.
-    return np.linalg.svd(after - after.mean(axis=0), full_matrices=False)[2][-1:].T
+    return visible_directions(before, after, actions, every, closed=logs.closed)
+
+
+def least_noisy_direction(outcomes: np.ndarray) -> np.ndarray:
+    """Where nothing stands out this direction is as good as any, `[features, 1]`."""
+    return np.linalg.svd(outcomes - outcomes.mean(axis=0), full_matrices=False)[2][-1:].T
 
 
 def later_regressors(logs: Logs, seen: np.ndarray) -> np.ndarray:
@@ -86,8 +78,8 @@ def visible_directions(
     propensities: np.ndarray,
     *,
     closed: bool,
-) -> Directions:
-    """The directions of `after` that actions are seen to move.
+) -> np.ndarray:
+    """An orthonormal basis `[features, kept]` of the directions that actions are seen to move.
 
     Args:
         before: Observations, `[n, observations]`.
@@ -99,7 +91,7 @@ def visible_directions(
     num, size = after.shape
     shift, whitening = _whitening(before, num)
     design, explained = _moments(before - shift, whitening, after, actions, propensities)
-    states = whitening.shape[1] + 1
+    states = 1 + whitening.shape[1] + _WAVES
     total = explained[-1]
     by_state = _residual(design[:states, :states], explained[0][:states], total)
     by_both = _residual(design, explained[0], total)
@@ -111,13 +103,14 @@ def visible_directions(
     strength, found = np.linalg.eigh(to_white.T @ ((by_state - by_both) / num) @ to_white)
     strength, found = strength[::-1], found[:, ::-1]
     extra = len(design) - states
+    # The largest strength that chance alone would give.
     edge = float((np.sqrt(extra) + np.sqrt(size) + 3) ** 2 / degrees)
     candidates = [to_white @ found[:, i] for i in range(size) if strength[i] > edge]
     if closed:
         shares, own = np.linalg.eigh(whitening.T @ noise @ whitening)
         steady = np.linalg.qr(whitening @ own[:, shares < _UNPREDICTABLE])[0]
         candidates = [*steady.T, *candidates]
-    return Directions(_independent(candidates, size), strength, edge)
+    return _independent(candidates, size)
 
 
 def _whitening(values: np.ndarray, num: int) -> tuple[np.ndarray, np.ndarray]:
@@ -138,11 +131,12 @@ def _moments(
 ) -> tuple[np.ndarray, tuple[np.ndarray, np.ndarray]]:
     """Second moments of regressors, of regressors with outcomes, and of outcomes, in pieces.
 
-    Regressors are the state, and the state times each action's centred indicator, as many of them
-    as the number of rows supports.
+    Regressors are the state with waves of it, and these times each action's centred indicator, as
+    many of them as the number of rows supports.
     """
     num, num_actions = propensities.shape
-    width = whitening.shape[1] + 1
+    width = 1 + whitening.shape[1] + _WAVES
+    waves = Waves.draw(centered[:_CHUNK] @ whitening[:, ::-1], _WAVES, np.random.default_rng(0))
     interacting = int(np.clip(num // (20 * (num_actions - 1)), 1, width))
     shift = after.mean(axis=0)
     size = width + interacting * (num_actions - 1)
@@ -151,8 +145,7 @@ def _moments(
     for start in range(0, num, _CHUNK):
         rows = slice(start, start + _CHUNK)
         # Leading whitened coordinates come last, so the interactions start from that end.
-        white = centered[rows] @ whitening[:, ::-1]
-        state = np.concatenate([np.ones((len(white), 1)), white], axis=1)
+        state = waves(centered[rows] @ whitening[:, ::-1])
         taken = (actions[rows, None] == np.arange(num_actions)) - propensities[rows]
         both = taken[:, :-1, None] * state[:, None, :interacting]
         regressors = np.concatenate([state, both.reshape(len(state), -1)], axis=1)

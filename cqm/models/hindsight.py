@@ -9,9 +9,10 @@ model of the state, and centring again gives the effect for any other reference.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import equinox as eqx
 import jax
@@ -22,7 +23,7 @@ from jax import Array
 from cqm.bounds import total_mass
 from cqm.logs import Logs
 from cqm.models.conditioning import Coordinates
-from cqm.models.logged import LogEstimator, LogSettings, check_cells, identity_of
+from cqm.models.logged import WIDTH, LogEstimator, LogSettings, check_cells, identity_of
 from cqm.models.predictors import Classifier, Predictor, TablePredictor, WavePredictor
 from cqm.models.regression import (
     Table,
@@ -33,6 +34,7 @@ from cqm.models.regression import (
     ridge,
     shrunk_covariance,
 )
+from cqm.models.scorer import check_observations
 from cqm.models.training import Training, train
 from cqm.quotient import center
 
@@ -55,6 +57,7 @@ class HindsightSettings(LogSettings):
     so that this changes nothing but the noise."""
     folds: int = 2
     """Parts of the logs; the ratio of a trajectory comes from a classifier of the other parts."""
+    networks: ClassVar = ("network",)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -90,7 +93,9 @@ class HindsightModel(LogEstimator):
 
         ∫ r h dM̄ over the logged events, which are samples of the reference measure, distilled
         into a function of the state. It needs the ratios of those events, which live as long as
-        the fitted model and are not saved.
+        the fitted model and are not saved. With weighting, events are told apart along the
+        directions whose mean actions move; what actions do to the spread along others is seen
+        with `weighting=False` only.
 
         Args:
             reward_fn: Features `[..., features]` to rewards `[...]`.
@@ -101,9 +106,23 @@ class HindsightModel(LogEstimator):
             raise ValueError(
                 "a loaded model has no ratios of logged events; fit it again, or ask a Query"
             )
-        rewards = np.asarray(reward_fn(self._events), float)[..., None]
-        predictor = self._distil_fn(rewards)
-        return center(predictor(np.asarray(observations, float))[0], self.reference)[..., 0]
+        observations = check_observations(observations, len(self.observation_names))
+        rewards = np.asarray(reward_fn(self._events), float)
+        if rewards.shape != self._events.shape[:-1] or not np.isfinite(rewards).all():
+            raise ValueError(
+                f"reward_fn must give finite rewards of shape {self._events.shape[:-1]} for "
+                f"features of shape {self._events.shape}; got shape {rewards.shape} with "
+                f"{np.size(rewards) - np.isfinite(rewards).sum()} not finite"
+            )
+        if self._kept < len(self.feature_names):
+            warnings.warn(
+                f"events are told apart along {self._kept} of {len(self.feature_names)} "
+                "directions, whose mean actions move; what they do to the spread along the others "
+                "is seen with weighting=False only",
+                stacklevel=2,
+            )
+        predictor = self._distil_fn(rewards[..., None])
+        return center(predictor(observations)[0], self.reference)[..., 0]
 
     def _learn_table(self, logs: Logs) -> Predictor:
         states, events = Table.of(logs.observations), Table.of(_flat(logs.features))
@@ -134,6 +153,7 @@ class HindsightModel(LogEstimator):
 
         self.notes_.append(f"{len(events.rows)} events counted, with the state and the action")
         self._distil_fn, self._events = distil, logs.features
+        self._kept = len(logs.feature_names)
         return distil(logs.features)
 
     def _learn_network(self, logs: Logs, options: Mapping[str, Any]) -> Predictor:
@@ -143,9 +163,9 @@ class HindsightModel(LogEstimator):
         chances = self._propensities(logs, seen)
         rng = np.random.default_rng(settings.seed)
         regressors = Waves.draw(seen, 2 * _WAVES, rng)(seen)
-        folds = max(settings.folds, 2)
+        folds = self._folds(logs)
         events = _surprises(logs.features @ basis, regressors, folds)
-        ratio = self._ratios(logs, seen, events, chances, options)
+        ratio = self._ratios(logs, seen, events, chances, folds, options)
         # What it would be on average from a state, if it were exact, is zero.
         flat = ratio.reshape(len(logs), -1)
         ratio = ratio - ridge(regressors, flat, folds).predictions.reshape(ratio.shape)
@@ -156,9 +176,9 @@ class HindsightModel(LogEstimator):
                 flat = values.reshape(len(values), -1)
                 values = values - ridge(regressors, flat, folds).predictions.reshape(values.shape)
             targets = np.einsum("k,nka,nkd->nad", discounts, ratio, values)
-            return _distilled(seen, inputs, center(targets), basis, settings)
+            return _distilled(seen, inputs, center(targets), basis, folds, settings)
 
-        self._distil_fn, self._events = distil, logs.features
+        self._distil_fn, self._events, self._kept = distil, logs.features, basis.shape[1]
         return distil(logs.features @ basis, basis)
 
     def _ratios(
@@ -167,11 +187,11 @@ class HindsightModel(LogEstimator):
         seen: np.ndarray,
         events: np.ndarray,
         chances: np.ndarray,
+        folds: np.ndarray,
         options: Mapping[str, Any],
     ) -> np.ndarray:
         """h of every logged event, `[n, horizon, actions]`, by a classifier of other rows."""
-        settings, num = self.settings, len(logs)
-        number, order = fold_numbers(num, settings.folds), np.arange(num) // settings.folds
+        num = len(logs)
         rows = {
             "inputs": np.asarray(seen, np.float32),
             "events": np.asarray(events, np.float32),
@@ -180,28 +200,28 @@ class HindsightModel(LogEstimator):
         }
         ratio = np.empty((num, logs.recipe.horizon, logs.num_actions))
         temperatures, losses = [], []
-        for fold in range(settings.folds):
-            held_out = order % _CALIBRATION == 0
-            training = (number != fold) & ~held_out
+        for fold in range(self.settings.folds):
+            inside, outside = folds == fold, np.flatnonzero(folds != fold)
+            groups = outside if logs.groups is None else logs.groups[outside]
+            parts = min(_CALIBRATION, len(np.unique(groups)))
+            held_out = fold_numbers(len(outside), parts, groups, seed=1) == 0
+            training, own = outside[~held_out], outside[held_out]
             classifier = self._fit_classifier(
                 {name: values[training] for name, values in rows.items()},
                 logs,
                 {**options, "name": f"classifier-{fold}"},
             )
             scores = _scores(classifier, rows)
-            own = (number != fold) & held_out
             by_temperature = [
                 _cross_entropy(scores[own] / t, rows, own, logs) for t in _TEMPERATURES
             ]
             best = int(np.argmin(by_temperature))
             temperatures.append(_TEMPERATURES[best])
             losses.append((by_temperature[best], _cross_entropy(0 * scores[own], rows, own, logs)))
-            logits = scores[number == fold] / _TEMPERATURES[best] + np.log(
-                chances[number == fold][:, None]
-            )
+            logits = scores[inside] / _TEMPERATURES[best] + np.log(chances[inside][:, None])
             posterior = np.exp(logits - logits.max(axis=-1, keepdims=True))
             posterior /= posterior.sum(axis=-1, keepdims=True)
-            ratio[number == fold] = posterior / chances[number == fold][:, None] - 1
+            ratio[inside] = posterior / chances[inside][:, None] - 1
         after, before = np.mean(losses, axis=0)
         self.notes_.append(
             f"the classifier of actions has a held-out cross-entropy of {after:.4f} (knowing the "
@@ -215,7 +235,7 @@ class HindsightModel(LogEstimator):
         settings, horizon = self.settings, logs.recipe.horizon
         size = rows["inputs"].shape[1] + rows["events"].shape[2] + horizon
         network = Classifier(
-            size, logs.num_actions, width=settings.width, key=jax.random.key(settings.seed)
+            size, logs.num_actions, width=settings.width or WIDTH, key=jax.random.key(settings.seed)
         )
         chances = jnp.asarray(np.log(np.maximum(logs.recipe.discounts, 1e-30)), jnp.float32)
 
@@ -235,7 +255,7 @@ class HindsightModel(LogEstimator):
         return train(network, loss, rows, training, identity=identity, **options).model
 
 
-def _surprises(values: np.ndarray, regressors: np.ndarray, folds: int) -> np.ndarray:
+def _surprises(values: np.ndarray, regressors: np.ndarray, folds: np.ndarray) -> np.ndarray:
     """Features of every step without what the state explains of them, in units of their noise.
 
     Given the state and the delay it is the same event, and the action behind it is easier to see.
@@ -252,6 +272,7 @@ def _distilled(
     inputs: Coordinates,
     targets: np.ndarray,
     basis: np.ndarray | None,
+    folds: np.ndarray,
     settings: HindsightSettings,
 ) -> WavePredictor:
     """A model of the state from noisy effects `[n, actions, d]` of every trajectory."""
@@ -262,7 +283,7 @@ def _distilled(
     members = []
     for _ in range(settings.members):
         waves = Waves.draw(seen, _WAVES, rng)
-        weights = ridge(waves(seen), flat, 5).weights.reshape(-1, num_actions, size)
+        weights = ridge(waves(seen), flat, folds).weights.reshape(-1, num_actions, size)
         members.append((waves, np.moveaxis(weights, 0, 1)))
     return WavePredictor(
         inputs,

@@ -23,25 +23,26 @@ from cqm import decisions, storage
 from cqm.branches import Recipe
 from cqm.logs import Logs
 from cqm.models.conditioning import Coordinates, input_coordinates
-from cqm.models.directions import visible_log_directions
+from cqm.models.directions import least_noisy_direction, visible_log_directions
 from cqm.models.estimator import Estimator
 from cqm.models.predictors import Classifier, Predictor, restore_predictor
-from cqm.models.regression import Table, Waves, mean_by, ridge
+from cqm.models.regression import Table, Waves, fold_numbers, mean_by, ridge
 from cqm.models.scorer import CONFIG, MODEL, check_observations, read_model_arrays
 from cqm.models.training import Training, train
 from cqm.quotient import as_reference, center
 
 CARD = "card.md"
+WIDTH = 256  # of hidden layers
 
 
 @dataclass(frozen=True)
 class LogSettings:
     """What every estimator from logs can be told."""
 
-    width: int = 256
-    """Of the hidden layers."""
+    width: int | None = None
+    """Of the hidden layers, for methods with a network; 256 by default."""
     members: int = 1
-    """Networks of an ensemble, trained together and averaged."""
+    """Of an ensemble, networks or sets of random waves, which are averaged."""
     folds: int = 5
     """Parts of the logs for cross-fitting."""
     weighting: bool = True
@@ -50,14 +51,25 @@ class LogSettings:
     reference: tuple[float, ...] | None = None
     """Distribution over actions that effects are centred at; uniform by default."""
     training: Training | None = None
-    """Settings of the training loop; those that suit the method by default."""
+    """Of the network, for methods with one; what suits the method by default."""
     seed: int = 0
     """Of everything that is drawn."""
+    method: str = ""
+    """How to learn; see the estimators."""
+    networks: ClassVar[tuple[str, ...]] = ()
+    """Methods that train a network."""
 
     def __post_init__(self) -> None:
         for name, least in (("width", 1), ("members", 1), ("folds", 2)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be at least {least}; got {getattr(self, name)}")
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ValueError(f"{name} must be at least {least}; got {value}")
+        for name in ("width", "training"):
+            if getattr(self, name) is not None and self.method not in self.networks:
+                raise ValueError(
+                    f"{name} is of a network, and the method {self.method!r} trains none; with "
+                    f"one: {list(self.networks)}"
+                )
         if self.reference is not None:
             object.__setattr__(self, "reference", tuple(map(float, self.reference)))
 
@@ -197,10 +209,11 @@ class LogEstimator(Estimator):
         basis = np.eye(len(logs.feature_names))
         if self.settings.weighting:
             found = visible_log_directions(logs)
-            self.notes_.append(
-                f"effects were seen along {found.shape[1]} of {len(basis)} directions; along the "
-                "others they are taken to be zero"
-            )
+            note = f"effects were seen along {found.shape[1]} of {len(basis)} directions"
+            if not found.shape[1]:
+                found = least_noisy_direction(logs.outcomes)
+                note = "no effect stood out from the noise; the least noisy direction was kept"
+            self.notes_.append(f"{note}; along the others effects are taken to be zero")
             basis = found
         kind: Literal["effect", "whiten"] = "effect" if self.settings.weighting else "whiten"
         closed = logs.closed and self.settings.weighting
@@ -225,11 +238,11 @@ class LogEstimator(Estimator):
         if logs.propensities is not None:
             return logs.propensities
         self.notes_.append("propensities were unknown and estimated by regression on the state")
-        rng = np.random.default_rng(self.settings.seed)
-        taken = (logs.first_actions[:, None] == np.arange(logs.num_actions)).astype(float)
-        waves = Waves.draw(inputs, 64, rng)(inputs)
-        chances = np.clip(ridge(waves, taken, max(self.settings.folds, 5)).predictions, 0.01, None)
-        return chances / chances.sum(axis=1, keepdims=True)
+        return estimated_propensities(logs, inputs, self._folds(logs), self.settings.seed)
+
+    def _folds(self, logs: Logs) -> np.ndarray:
+        """The fold of each trajectory."""
+        return fold_numbers(len(logs), self.settings.folds, logs.groups)
 
     def _train(
         self,
@@ -256,6 +269,16 @@ class LogEstimator(Estimator):
     def _ensemble(self, make_fn: Callable[[Array], Any]) -> Any:
         keys = jax.random.split(jax.random.key(self.settings.seed), self.settings.members)
         return eqx.filter_vmap(make_fn)(keys)
+
+
+def estimated_propensities(
+    logs: Logs, inputs: np.ndarray, folds: np.ndarray, seed: int
+) -> np.ndarray:
+    """Probabilities of the first actions `[n, actions]` by regression, each from other folds."""
+    taken = (logs.first_actions[:, None] == np.arange(logs.num_actions)).astype(float)
+    waves = Waves.draw(inputs, 64, np.random.default_rng(seed))(inputs)
+    chances = np.clip(ridge(waves, taken, folds).predictions, 0.01, None)
+    return chances / chances.sum(axis=1, keepdims=True)
 
 
 def check_cells(cells: np.ndarray, num_cells: int, logs: Logs) -> None:

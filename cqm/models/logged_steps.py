@@ -19,10 +19,10 @@ from jax import Array
 
 from cqm.logs import Logs
 from cqm.models.conditioning import step_coordinates
-from cqm.models.logged import LogEstimator, fit_classifier
+from cqm.models.logged import WIDTH, LogEstimator, fit_classifier
 from cqm.models.predictors import UnrolledPredictor
 from cqm.models.training import Training
-from cqm.models.unrolled import Transition, before_steps, single_step_loss
+from cqm.models.unrolled import Transition, before_steps, single_step_loss, step_spread
 from cqm.simulation import draw_actions
 
 
@@ -41,7 +41,7 @@ def fit_steps(
         "steps": np.asarray(features(logs.features), np.float32)[:, None],
     }
     before = np.asarray(before_steps(rows))
-    change = jnp.asarray((rows["steps"] - before).std(axis=(0, 1, 2)) + 1e-6)
+    change = step_spread(rows)
     drift = rows["steps"] - rows["inputs"][:, None, None, :num_features]
     spread = jnp.asarray(drift.std(axis=(0, 1)) + 1e-6)  # [horizon, features]
     network = model._ensemble(
@@ -49,7 +49,7 @@ def fit_steps(
             inputs.matrix.shape[1],
             logs.num_actions,
             num_features,
-            width=settings.width,
+            width=settings.width or WIDTH,
             closed=True,
             key=key,
         )
@@ -77,9 +77,12 @@ def fit_steps(
         drawn = draw_actions(logs.recipe, drawn, logs.num_actions)
     elif logs.recipe.horizon > 1:
         model.notes_.append("the behaviour after the first action was estimated by a classifier")
+        # It sees what the transitions see: the moved coordinates, and the others as they began.
+        context = np.repeat(rows["inputs"][:, None, num_features:], logs.recipe.horizon - 1, axis=1)
+        seen = np.concatenate([before[:, 0, 1:], context], axis=2)
         behaviour = fit_classifier(
             {
-                "inputs": before[:, 0, 1:].reshape(-1, num_features),
+                "inputs": seen.reshape(-1, seen.shape[2]),
                 "actions": logs.actions[:, 1:].ravel(),
             },
             logs.num_actions,

@@ -56,15 +56,14 @@ class Classifier(eqx.Module):
 
 @dataclass(frozen=True)
 class TablePredictor:
-    """Effects of finitely many observations; one row without columns is for all of them."""
+    """Effects of finitely many observations."""
 
     table: Table
     effects: np.ndarray  # [states, actions, features]
 
     def __call__(self, observations: np.ndarray) -> np.ndarray:
         """The effects of each observation's row."""
-        columns = observations[:, : self.table.rows.shape[1]]
-        return self.effects[self.table.find(columns)][None]
+        return self.effects[self.table.find(observations)][None]
 
     def arrays(self) -> Arrays:
         """The table."""
@@ -114,7 +113,7 @@ class UnrolledPredictor:
     discounts: np.ndarray  # [horizon]
     network: Transition  # members stacked
     continuations: np.ndarray  # [draws, horizon − 1], actions, or uniforms for a behaviour
-    behaviour: Classifier | None = None  # of the features' coordinates
+    behaviour: Classifier | None = None  # of moved coordinates, and others as they began
 
     def __call__(self, observations: np.ndarray) -> np.ndarray:
         """Effects by each member."""
@@ -235,9 +234,12 @@ def _under_behaviour(
         shape = (inputs.shape[0], uniforms.shape[0], num_actions, size)
         z = jnp.broadcast_to(inputs[:, None, None, :size], shape)
         z = member.step(z, fixed, jnp.broadcast_to(jnp.arange(num_actions), shape[:-1]))
+        context = inputs[:, None, None, size:]
+        context = jnp.broadcast_to(context, (*shape[:-1], context.shape[-1]))
 
         def later(z: Array, drawn: Array) -> tuple[Array, Array]:
-            limits = jnp.cumsum(jax.nn.softmax(behaviour(z)), axis=-1)[..., :-1]
+            seen = jnp.concatenate([z, context], axis=-1)
+            limits = jnp.cumsum(jax.nn.softmax(behaviour(seen)), axis=-1)[..., :-1]
             action = jnp.sum(drawn[None, :, None, None] >= limits, axis=-1)
             z = member.step(z, fixed, action)
             return z, z

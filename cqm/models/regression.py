@@ -1,7 +1,7 @@
 """Closed-form regressions behind the estimators from logs: baselines, propensities, covariances.
 
-Everything that is fitted on the way to an effect is cross-fitted: what is subtracted from a
-trajectory was learned from other trajectories, so it cannot have learned that trajectory's noise.
+Baselines and propensities are cross-fitted: what is subtracted from a trajectory was learned from
+other trajectories, so it cannot have learned that trajectory's noise.
 """
 
 from __future__ import annotations
@@ -42,51 +42,69 @@ class Waves:
 
 @dataclass(frozen=True)
 class Ridge:
-    """A ridge regression whose penalties predict best across folds."""
+    """A ridge regression whose penalties, one for each output, predict best across folds."""
 
     weights: np.ndarray  # [regressors, outputs], of all rows
+    by_fold: np.ndarray  # [folds, regressors, outputs], of the rows outside each fold
     predictions: np.ndarray  # [n, outputs], of each row by the other folds
-    penalties: np.ndarray  # [outputs]
 
 
 def ridge(
-    design: np.ndarray, targets: np.ndarray, folds: int, *, free: Sequence[int] = (0,)
+    design: np.ndarray, targets: np.ndarray, folds: np.ndarray, *, free: Sequence[int] = (0,)
 ) -> Ridge:
     """Regress targets `[n, outputs]` on regressors `[n, regressors]`, cross-fitted.
 
-    Columns that are `free` are not shrunk, or the average would be drawn to zero with the rest.
+    Args:
+        design: Regressors.
+        targets: What they are to explain.
+        folds: The fold of each row, as `fold_numbers` gives them.
+        free: Columns that are not shrunk, or the average would be drawn to zero with the rest.
     """
     num, outputs = targets.shape
     size = np.ones(design.shape[1])
     size[list(free)] = _FREE
     design = design * size
-    number = fold_numbers(num, folds)
-    rows = [number == fold for fold in range(folds)]
+    rows = [folds == fold for fold in range(folds.max() + 1)]
     squares = [design[own].T @ design[own] for own in rows]
     products = [design[own].T @ targets[own] for own in rows]
     square, product = sum(squares), sum(products)
-    guesses = np.empty((len(_PENALTIES), num, outputs))
+    errors = np.zeros((len(_PENALTIES), outputs))
+    outside = []  # each fold: axes, variances along them, what they explain, rows
     for own, part, joint in zip(rows, squares, products, strict=True):
         values, axes = np.linalg.eigh(square - part)
-        projected, outside = axes.T @ (product - joint), design[own] @ axes
+        values, projected = np.maximum(values, 0)[:, None], axes.T @ (product - joint)
+        others = num - int(own.sum())
+        inside = design[own] @ axes
         for i, penalty in enumerate(_PENALTIES):
-            kept = np.maximum(values, 0) + penalty * (num - own.sum())
-            guesses[i, own] = outside @ (projected / kept[:, None])
-    best = ((guesses - targets) ** 2).sum(axis=1).argmin(axis=0)
+            guesses = inside @ (projected / (values + penalty * others))
+            errors[i] += ((guesses - targets[own]) ** 2).sum(axis=0)
+        outside.append((axes, values, projected, others))
+    penalties = _PENALTIES[errors.argmin(axis=0)]
+    by_fold = np.stack([v @ (p / (values + penalties * n)) for v, values, p, n in outside])
     values, axes = np.linalg.eigh(square)
-    kept = np.maximum(values, 0)[:, None] + _PENALTIES[best] * num
-    return Ridge(
-        size[:, None] * (axes @ ((axes.T @ product) / kept)),
-        np.take_along_axis(guesses, best[None, None], axis=0)[0],
-        _PENALTIES[best],
-    )
+    weights = axes @ ((axes.T @ product) / (np.maximum(values, 0)[:, None] + penalties * num))
+    predictions = np.empty((num, outputs))
+    for own, part in zip(rows, by_fold, strict=True):
+        predictions[own] = design[own] @ part
+    return Ridge(size[:, None] * weights, size[:, None] * by_fold, predictions)
 
 
-def fold_numbers(num: int, folds: int) -> np.ndarray:
-    """The fold of each row, `[n]`: rows in turn, so that every fold sees the whole log."""
-    if not 2 <= folds <= num:
-        raise ValueError(f"folds must be from 2 to the {num} trajectories; got {folds}")
-    return np.arange(num) % folds
+def fold_numbers(
+    num: int, folds: int, groups: np.ndarray | None = None, *, seed: int = 0
+) -> np.ndarray:
+    """The fold of each row, `[n]`: drawn, because logs may have a rhythm of their own.
+
+    Args:
+        num: Rows.
+        folds: How many.
+        groups: Rows of one group, `[n]` numbers, stay together; every row alone by default.
+        seed: Of the draw.
+    """
+    names, own = np.unique(np.arange(num) if groups is None else groups, return_inverse=True)
+    if not 2 <= folds <= len(names):
+        what = "trajectories" if groups is None else "groups of trajectories"
+        raise ValueError(f"folds must be from 2 to the {len(names)} {what}; got {folds}")
+    return (np.random.default_rng(seed).permutation(len(names)) % folds)[own]
 
 
 def shrunk_covariance(residuals: np.ndarray) -> np.ndarray:
@@ -126,12 +144,11 @@ class Table:
     @classmethod
     def of(cls, values: np.ndarray) -> Table:
         """The table of the rows that occur."""
-        return cls(np.unique(values, axis=0))
+        return cls(np.unique(values + 0.0, axis=0))  # a negative zero is a zero
 
     def find(self, values: np.ndarray) -> np.ndarray:
         """The number of each row, `[n]`; a row that is not in the table is an error."""
         numbers = {row.tobytes(): i for i, row in enumerate(self.rows)}
-        # Adding zero turns a negative zero into a positive one, which has other bytes.
         found = [numbers.get(row.tobytes(), -1) for row in np.ascontiguousarray(values) + 0.0]
         if -1 in found:
             raise ValueError(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -22,7 +22,6 @@ from cqm.models.predictors import Predictor, TablePredictor, WavePredictor
 from cqm.models.regression import (
     Table,
     Waves,
-    fold_numbers,
     inverse_root,
     mean_by,
     ridge,
@@ -47,6 +46,7 @@ class ResidualSettings(LogSettings):
     """Whether effects may depend on the state, or each action adds the same everywhere."""
     draws: int = 64
     """Fresh continuations that `steps` averages over."""
+    networks: ClassVar = ("steps",)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -104,7 +104,8 @@ class ResidualModel(LogEstimator):
         targets = logs.outcomes @ basis
         later = later_regressors(logs, seen[:, : basis.shape[1]])
         baseline = np.concatenate([Waves.draw(seen, 2 * _WAVES, rng)(seen), later], axis=1)
-        residuals = targets - ridge(baseline, targets, settings.folds).predictions
+        folds = self._folds(logs)
+        residuals = targets - ridge(baseline, targets, folds).predictions
         root = np.eye(basis.shape[1]) / (residuals.std() or 1.0)
         if settings.weighting:
             root = inverse_root(shrunk_covariance(residuals))
@@ -113,7 +114,8 @@ class ResidualModel(LogEstimator):
         members = []
         for _ in range(settings.members):
             waves = Waves.draw(seen, _WAVES, rng)
-            members.append((waves, _action_weights(waves(seen), taken, chances, weighed, settings)))
+            weights = _action_weights(waves(seen), taken, chances, weighed, folds, settings)
+            members.append((waves, weights))
         by = "outcomes regressed on " + (
             "actions" if settings.doubly_robust else "residual actions"
         )
@@ -132,7 +134,8 @@ class ResidualModel(LogEstimator):
         check_cells(cells, len(table.rows), logs)
         chances = self._table_propensities(logs, cells, table)
         targets, num_cells = logs.outcomes, len(table.rows)
-        residuals = targets - _cell_means(cells, num_cells, targets, settings.folds)
+        # A state's own mean cancels from the differences of its actions: nothing to cross-fit.
+        residuals = targets - mean_by(cells, num_cells, targets)[cells]
         pairs = cells * num_actions + logs.first_actions
         shape = (num_cells, num_actions, targets.shape[1])
         means = mean_by(pairs, num_cells * num_actions, residuals).reshape(shape)
@@ -161,6 +164,7 @@ def _action_weights(
     taken: np.ndarray,
     chances: np.ndarray,
     residuals: np.ndarray,
+    folds: np.ndarray,
     settings: ResidualSettings,
 ) -> np.ndarray:
     """Weights `[actions, regressors, outputs]` of the effects, up to what all actions share."""
@@ -173,24 +177,12 @@ def _action_weights(
         design = np.concatenate([design, waves], axis=1)
     size = used.shape[1]
     free = range(0, design.shape[1], size)[: num_actions + 1]  # each action's own average
-    fitted = ridge(design, residuals, settings.folds, free=free)
+    fitted = ridge(design, residuals, folds, free=free)
     weights = np.zeros((num_actions, waves.shape[1], outputs))
     weights[:, :size] = fitted.weights[: num_actions * size].reshape(num_actions, size, outputs)
     if not settings.doubly_robust:
         return weights
     errors = residuals - fitted.predictions
     corrections = center((taken / chances)[..., None] * errors[:, None])
-    again = ridge(waves, corrections.reshape(len(waves), -1), settings.folds)
+    again = ridge(waves, corrections.reshape(len(waves), -1), folds)
     return weights + np.moveaxis(again.weights.reshape(-1, num_actions, outputs), 0, 1)
-
-
-def _cell_means(cells: np.ndarray, num_cells: int, values: np.ndarray, folds: int) -> np.ndarray:
-    """Means of each row's cell over the other folds, `[n, d]`; of all rows where it has none."""
-    number = fold_numbers(len(values), min(folds, len(values)))
-    means = np.empty_like(values)
-    for fold in range(number.max() + 1):
-        inside = number != fold
-        seen = np.bincount(cells[inside], minlength=num_cells)[cells[~inside]] > 0
-        own = mean_by(cells[inside], num_cells, values[inside])[cells[~inside]]
-        means[~inside] = np.where(seen[:, None], own, values[inside].mean(axis=0))
-    return means

@@ -15,9 +15,14 @@ import numpy as np
 
 from cqm.logs import Logs
 from cqm.models.conditioning import input_coordinates
-from cqm.models.directions import later_regressors, visible_log_directions
+from cqm.models.directions import (
+    later_regressors,
+    least_noisy_direction,
+    visible_log_directions,
+)
 from cqm.models.estimator import Estimator
-from cqm.models.regression import Waves, ridge
+from cqm.models.logged import estimated_propensities
+from cqm.models.regression import Waves, fold_numbers, ridge
 from cqm.quotient import center
 
 _WAVES = 64
@@ -44,21 +49,25 @@ def held_out_scores(
 
     Args:
         estimators: By name.
-        logs: Held out; where propensities are unknown, the frequencies of the actions.
+        logs: Held out; where propensities are unknown, they are estimated.
         seed: Of the baseline's waves.
     """
+    logs.coverage().check()
+    folds = fold_numbers(len(logs), _FOLDS, logs.groups)
     taken = (logs.first_actions[:, None] == np.arange(logs.num_actions)).astype(float)
-    chances = logs.propensities
-    if chances is None:
-        chances = np.tile(taken.mean(axis=0), (len(logs), 1))
     basis = visible_log_directions(logs)
+    if not basis.shape[1]:
+        basis = least_noisy_direction(logs.outcomes)
     inputs = input_coordinates("effect", logs.observations, basis, closed=logs.closed)
     seen = inputs(logs.observations)
+    chances = logs.propensities
+    if chances is None:
+        chances = estimated_propensities(logs, seen, folds, seed)
     rng = np.random.default_rng(seed)
     waves = Waves.draw(seen, 2 * _WAVES, rng)(seen) if seen.shape[1] else np.ones((len(logs), 1))
     later = later_regressors(logs, seen[:, : basis.shape[1]])
     targets = logs.outcomes @ basis
-    fitted = ridge(np.concatenate([waves, later], axis=1), targets, _FOLDS)
+    fitted = ridge(np.concatenate([waves, later], axis=1), targets, folds)
     residuals = targets - fitted.predictions
     # Units of each direction's noise; correlations would blame one direction for another's error.
     residuals = residuals / (scale := residuals.std(axis=0) + 1e-300)
@@ -66,9 +75,12 @@ def held_out_scores(
     design = ((taken - chances)[:, :, None] * waves[:, None, : 1 + seen.shape[1]]).reshape(
         len(logs), -1
     )
-    first = ridge(design, residuals, _FOLDS, free=range(0, design.shape[1], 1 + seen.shape[1]))
+    first = ridge(design, residuals, folds, free=range(0, design.shape[1], 1 + seen.shape[1]))
     errors = residuals - first.predictions
-    guess = _every_action(first.weights, waves[:, : 1 + seen.shape[1]], logs.num_actions)
+    guess = np.empty((*taken.shape, basis.shape[1]))
+    for fold, weights in enumerate(first.by_fold):
+        state = waves[folds == fold, : 1 + seen.shape[1]]
+        guess[folds == fold] = _every_action(weights, state, logs.num_actions)
     robust = center(guess + (taken / chances)[..., None] * errors[:, None])
     rows = np.arange(len(logs))
     scores = {}
