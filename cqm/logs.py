@@ -19,6 +19,7 @@ from numpy.typing import ArrayLike
 from cqm import storage
 from cqm.branches import Branches, Recipe, discounted
 from cqm.coverage import Coverage, measure_coverage
+from cqm.log_checks import check_propensities, check_shapes, stacked, whole
 
 ARRAYS = "logs.safetensors"
 CONFIG = "logs.json"
@@ -43,7 +44,7 @@ class Logs:
     world: Mapping[str, Any]  # the identity of what was recorded
 
     def __post_init__(self) -> None:
-        _check_shapes(self)
+        check_shapes(self)
         for name in ("observations", "features"):
             bad = ~np.isfinite(getattr(self, name)).reshape(len(self), -1).all(axis=1)
             if bad.any():
@@ -58,7 +59,7 @@ class Logs:
                 f"got {self.actions[wrong][0]} ({wrong.sum()} such places)"
             )
         if self.propensities is not None:
-            _check_propensities(self.propensities)
+            check_propensities(self.propensities)
 
     @classmethod
     def from_arrays(
@@ -100,8 +101,8 @@ class Logs:
         Logs(logs, 6 trajectories of 1 steps, 2 actions, discount 0.95, propensities unknown)
         """
         observations = np.asarray(observations, float)
-        actions = _whole("actions", _stacked("actions", actions))
-        features = np.asarray(_stacked("features", features), float)
+        actions = whole("actions", stacked("actions", actions))
+        features = np.asarray(stacked("features", features), float)
         actions = actions[:, None] if actions.ndim == 1 else actions
         if observations.ndim != 2 or features.ndim != 3 or actions.ndim != 2:
             raise ValueError(
@@ -165,7 +166,7 @@ class Logs:
         if propensities is None:
             propensities = np.full(branches.num_actions, 1 / branches.num_actions)
         chances = np.array(np.broadcast_to(propensities, (num, branches.num_actions)), float)
-        _check_propensities(chances)
+        check_propensities(chances)
         first = draw_rows(chances, rng.random(num))
         steps, later = branches.step_features, branches.continuation[:, 0]
         rows = np.arange(num)
@@ -319,72 +320,3 @@ def draw_rows(chances: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
     [0, 1]
     """
     return (uniforms[:, None] >= np.cumsum(chances, axis=1)[:, :-1]).sum(axis=1)
-
-
-def _check_shapes(logs: Logs) -> None:
-    num, horizon = logs.actions.shape
-    lengths = {"observations": len(logs.observations), "actions": num, "features": len(logs)}
-    lengths["features"] = len(logs.features)
-    if logs.propensities is not None:
-        lengths["propensities"] = len(logs.propensities)
-    if len(set(lengths.values())) > 1:
-        raise ValueError(f"the arrays of logs must be equally long; got {lengths}")
-    if num == 0:
-        raise ValueError("there are no trajectories in the logs")
-    if logs.features.shape[1] != horizon or horizon < 1:
-        raise ValueError(
-            f"every trajectory needs one action and one row of features a step; got {horizon} "
-            f"actions and {logs.features.shape[1]} rows of features"
-        )
-    if logs.num_actions < 2:
-        raise ValueError(f"effects compare at least 2 actions; got {logs.num_actions}")
-    shape = (num, logs.num_actions)
-    if logs.propensities is not None and logs.propensities.shape != shape:
-        raise ValueError(
-            f"propensities must be [n, actions] = {list(shape)}; "
-            f"got {list(logs.propensities.shape)}"
-        )
-    for name in ("observation", "feature"):
-        values, names = getattr(logs, f"{name}s"), getattr(logs, f"{name}_names")
-        if values.shape[-1] != len(names):
-            raise ValueError(f"{values.shape[-1]} {name}s need as many names; got {len(names)}")
-
-
-def _check_propensities(propensities: np.ndarray) -> None:
-    wrong = ~((propensities > 0) & (propensities <= 1))  # NaN too
-    if wrong.any():
-        raise ValueError(
-            f"propensities must be in (0, 1], because an action that is never taken cannot be "
-            f"learned about; got {propensities[wrong][0]} ({wrong.sum()} such places)"
-        )
-    off = np.abs(propensities.sum(axis=-1) - 1)
-    if off.max(initial=0) > 1e-6:
-        raise ValueError(
-            f"the propensities of a decision must sum to 1; row {off.argmax()} sums to "
-            f"{propensities[off.argmax()].sum():.6g}"
-        )
-
-
-def _stacked(name: str, values: Any) -> np.ndarray:
-    """One array from trajectories, which must be equally long."""
-    if not isinstance(values, np.ndarray) and isinstance(values, Sequence):
-        lengths = {np.shape(value)[:1] for value in values}
-        if len(lengths) > 1:
-            sizes = sorted(length[0] if length else 0 for length in lengths)
-            raise ValueError(
-                f"{name} of trajectories must be equally long; got {sizes[0]} to {sizes[-1]} "
-                "steps; cut them to windows of one length"
-            )
-    return np.asarray(values)
-
-
-def _whole(name: str, values: np.ndarray) -> np.ndarray:
-    if not np.issubdtype(values.dtype, np.integer):
-        numbers = np.asarray(values, float)
-        if not np.isfinite(numbers).all() or np.any(numbers % 1):
-            raise ValueError(
-                f"{name} must be whole numbers, the places of candidate actions; got "
-                f"{numbers[~(np.isfinite(numbers) & (numbers % 1 == 0))][0]}"
-            )
-        values = numbers
-    return values.astype(np.int64)
