@@ -15,8 +15,9 @@ def check_shapes(logs: Logs) -> None:
     """Raise where the arrays of logs do not fit each other."""
     num, horizon = logs.actions.shape
     lengths = {name: len(getattr(logs, name)) for name in ("observations", "actions", "features")}
-    if logs.propensities is not None:
-        lengths["propensities"] = len(logs.propensities)
+    for name in ("propensities", "groups"):
+        if getattr(logs, name) is not None:
+            lengths[name] = len(getattr(logs, name))
     if len(set(lengths.values())) > 1:
         raise ValueError(f"the arrays of logs must be equally long; got {lengths}")
     if num == 0:
@@ -34,6 +35,8 @@ def check_shapes(logs: Logs) -> None:
             f"propensities must be [n, actions] = {list(shape)}; "
             f"got {list(logs.propensities.shape)}"
         )
+    if logs.groups is not None and logs.groups.ndim != 1:
+        raise ValueError(f"groups must be [n], a number a row; got {list(logs.groups.shape)}")
     for name in ("observation", "feature"):
         values, names = getattr(logs, f"{name}s"), getattr(logs, f"{name}_names")
         if values.shape[-1] != len(names):
@@ -75,7 +78,7 @@ def whole(name: str, values: np.ndarray) -> np.ndarray:
         numbers = np.asarray(values, float)
         if not np.isfinite(numbers).all() or np.any(numbers % 1):
             raise ValueError(
-                f"{name} must be whole numbers, the places of candidate actions; got "
+                f"{name} must be whole numbers; got "
                 f"{numbers[~(np.isfinite(numbers) & (numbers % 1 == 0))][0]}"
             )
         values = numbers

@@ -42,6 +42,7 @@ class Logs:
     feature_names: tuple[str, ...]
     recipe: Recipe  # horizon, discount and the law of the later actions
     world: Mapping[str, Any]  # the identity of what was recorded
+    groups: np.ndarray | None = None  # [n], one number an episode; None: each row stands alone
 
     def __post_init__(self) -> None:
         check_shapes(self)
@@ -71,6 +72,7 @@ class Logs:
         num_actions: int | None = None,
         candidate_actions: ArrayLike | None = None,
         propensities: ArrayLike | None = None,
+        groups: ArrayLike | None = None,
         continuation: str | Sequence[float] = "behaviour",
         discount: float = 0.95,
         observation_names: Sequence[str] | None = None,
@@ -88,6 +90,8 @@ class Logs:
             candidate_actions: Their controls, `[actions, controls]`; their numbers by default.
             propensities: Probabilities of the candidate actions at the decision, `[n, actions]`,
                 or `[actions]` where they are the same for all.
+            groups: Whole numbers `[n]`; rows of one episode share a number, so that none of them
+                is judged by what was learned from the others.
             continuation: Law of the later actions: `uniform`, probabilities, or a name for a
                 behaviour that sees the state and is estimated where it is needed.
             discount: Of the outcome.
@@ -141,6 +145,7 @@ class Logs:
                 per_step=True,
             ),
             dict(world) if world is not None else {"name": "logs", "kind": "logs"},
+            None if groups is None else whole("groups", np.asarray(groups)),
         )
 
     @classmethod
@@ -215,17 +220,31 @@ class Logs:
             actions=self.actions[rows],
             features=self.features[rows],
             propensities=None if self.propensities is None else self.propensities[rows],
+            groups=None if self.groups is None else self.groups[rows],
         )
 
     def split(self, test: int | float) -> tuple[Logs, Logs]:
-        """A training and a test set of different trajectories; `test` is a number or a share."""
+        """A training and a test set of different trajectories; `test` is a number or a share.
+
+        Groups are never torn apart: the test set is then of whole ones, and at least as large.
+        """
         num = round(test * len(self)) if isinstance(test, float) else test
         if not 0 < num < len(self):
             raise ValueError(
                 f"test must leave trajectories on both sides of {len(self)}; got {test}, which "
                 f"is {num}"
             )
-        return self[: len(self) - num], self[len(self) - num :]
+        if self.groups is None:
+            return self[: len(self) - num], self[len(self) - num :]
+        _, first, number = np.unique(self.groups, return_index=True, return_inverse=True)
+        from_last = np.argsort(-first)
+        reached = np.cumsum(np.bincount(number)[from_last]) >= num
+        chosen = np.isin(number, from_last[: reached.argmax() + 1])
+        if chosen.all():
+            raise ValueError(
+                f"test must leave groups on both sides of {len(first)}; got {test}, which takes all"
+            )
+        return self[~chosen], self[chosen]
 
     def with_propensities(self, propensities: ArrayLike | None) -> Logs:
         """The same logs with other propensities, or with none: they will be estimated."""
@@ -270,8 +289,9 @@ class Logs:
         directory = Path(directory)
         arrays = {name: getattr(self, name) for name in ("observations", "features")}
         arrays["actions"] = self.actions.astype(np.int16)
-        if self.propensities is not None:
-            arrays["propensities"] = self.propensities
+        for name in ("propensities", "groups"):
+            if getattr(self, name) is not None:
+                arrays[name] = getattr(self, name)
         written = storage.write_pieces(
             directory / ARRAYS, storage.encode_arrays([arrays], {"kind": "cqm logs"})
         )
@@ -310,6 +330,7 @@ class Logs:
             tuple(config["feature_names"]),
             Recipe.from_json(config["recipe"]),
             config["world"],
+            arrays.get("groups"),
         )
 
 

@@ -162,8 +162,9 @@ def windows(
     taken: list[np.ndarray] = []
     features: list[np.ndarray] = []
     chances: list[np.ndarray] = []
+    groups: list[int] = []
     longest = 0
-    for episode in episodes:
+    for number, episode in enumerate(episodes):
         length = len(episode.actions)
         longest = max(longest, length)
         last = length if episode.terminated else length - horizon + 1
@@ -180,6 +181,7 @@ def windows(
             starts.append(np.append(episode.observations[start], 0.0))
             taken.append(actions)
             features.append(steps)
+            groups.append(number)
             if episode.propensities is not None:
                 chances.append(episode.propensities[start])
             if trajectories is not None and len(starts) == trajectories:
@@ -197,6 +199,7 @@ def windows(
         np.stack(features),
         candidate_actions=candidates,
         propensities=np.stack(chances) if len(chances) == len(starts) else None,
+        groups=groups,
         continuation=continuation,
         discount=discount,
         observation_names=[*names, "terminated"],

@@ -78,6 +78,26 @@ def test_what_is_wrong_is_said(given, message):
         Logs.from_arrays(**given)
 
 
+def test_windows_of_one_episode_stay_together():
+    groups = np.repeat([7, 2, 9, 4], [100, 50, 90, 60])
+    logs = Logs.from_arrays(**arrays(), groups=groups)
+    train, test = logs.split(100)
+    assert set(train.groups) == {7, 2}
+    assert set(test.groups) == {9, 4}  # 150 rows: 100 would tear the group 9 apart
+    np.testing.assert_array_equal(test.observations, logs.observations[150:])
+    mixed = Logs.from_arrays(**arrays(), groups=np.arange(300) % 5)
+    train, test = mixed.split(0.2)
+    assert (set(train.groups), set(test.groups), len(test)) == ({0, 1, 2, 3}, {4}, 60)
+    with pytest.raises(ValueError, match="groups on both sides of 4; got 250, which takes all"):
+        logs.split(250)
+    with pytest.raises(ValueError, match="groups must be whole numbers"):
+        Logs.from_arrays(**arrays(), groups=np.full(300, 0.5))
+    with pytest.raises(ValueError, match=r"equally long; got .*'groups': 7"):
+        Logs.from_arrays(**arrays(), groups=np.arange(7))
+    with pytest.raises(ValueError, match=r"groups must be \[n\], a number a row; got \[300, 1\]"):
+        Logs.from_arrays(**arrays(), groups=groups[:, None])
+
+
 def test_one_arm_of_every_family_is_kept():
     world = cqm.load_world("cartpole-swingup")
     branches = cqm.collect(world, states=600, horizon=3, per_step=True, seed=1)
@@ -98,10 +118,15 @@ def test_one_arm_of_every_family_is_kept():
 
 
 def test_saved_and_loaded(tmp_path):
-    logs = Logs.from_arrays(**arrays(), propensities=[0.25, 0.75], continuation=[0.5, 0.5])
+    logs = Logs.from_arrays(
+        **arrays(),
+        propensities=[0.25, 0.75],
+        groups=np.arange(300) // 7,
+        continuation=[0.5, 0.5],
+    )
     logs.save(tmp_path)
     loaded = Logs.load(tmp_path)
-    for name in ("observations", "actions", "features", "propensities"):
+    for name in ("observations", "actions", "features", "propensities", "groups"):
         np.testing.assert_array_equal(getattr(loaded, name), getattr(logs, name))
     assert (loaded.recipe, loaded.feature_names) == (logs.recipe, logs.feature_names)
     content = bytearray((tmp_path / ARRAYS).read_bytes())
@@ -165,12 +190,19 @@ class Corridor(gymnasium.Env):
         return observation, -abs(self.place), abs(self.place) > 10, self.time >= 30, {}
 
 
+def ended_at_last(logs):
+    return logs.features[:, -1, 2] == 1
+
+
 def test_recorded_from_gymnasium():
     right = lambda observation: np.array([0.3, 0.7])
     logs = Logs.from_gymnasium(Corridor(), trajectories=400, horizon=4, behaviour=right, seed=3)
     assert (len(logs), logs.actions.shape) == (400, (400, 4))
     assert logs.feature_names == ("obs_0", "reward", "terminated")
     assert logs.propensities[0].tolist() == [0.3, 0.7]
+    # A window that starts where the one before it stopped is of the same episode.
+    follows = (logs.features[:-1, -1, 0] == logs.observations[1:, 0]) & ~ended_at_last(logs)[:-1]
+    np.testing.assert_array_equal(np.diff(logs.groups) == 0, follows)
     np.testing.assert_allclose(logs.features[..., 1], -np.abs(logs.features[..., 0]), atol=1e-5)
     ended = logs.features[..., 2] == 1
     assert ended.any()
