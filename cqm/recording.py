@@ -2,13 +2,18 @@
 
 Episodes are cut into windows of one length, each a decision and what followed. Features are those
 of `cqm.worlds.gym`: the next observation, the reward, and an indicator of termination. After a
-termination the state is absorbing: zeros, the indicator one. A window that a time limit cuts short
-is left out, because what would have followed is unknown.
+termination the state is absorbing: zeros, the indicator one.
+
+What would have followed a time limit is unknown, so a window must start a whole horizon before it.
+That holds for windows that terminated in time too: kept without those that the limit cuts short,
+they would make late decisions look deadly. Where the limit is unknown it is taken to be the length
+of the longest episode that was truncated; truncation for other reasons cannot be told from it.
 """
 
 from __future__ import annotations
 
 import importlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +23,7 @@ from numpy.typing import ArrayLike
 
 from cqm.logs import Logs, draw_rows
 
+PATIENCE = 100  # episodes in a row without a window, after which recording gives up
 BehaviourFn = Callable[[np.ndarray], np.ndarray]  # an observation [d] -> probabilities [actions]
 
 
@@ -77,6 +83,8 @@ def from_gymnasium(
             continuation="uniform" if behaviour is None else "behaviour",
             name=name,
             seed=seed,
+            limit=None if env.spec is None else env.spec.max_episode_steps,
+            patience=PATIENCE,
         )
     finally:
         if owned:
@@ -138,6 +146,7 @@ def from_minari(
         continuation=continuation,
         name=dataset.spec.dataset_id,
         seed=seed,
+        limit=None if dataset.env_spec is None else dataset.env_spec.max_episode_steps,
     )
 
 
@@ -152,60 +161,86 @@ def windows(
     continuation: str,
     name: str,
     seed: int,
+    limit: int | None = None,
+    patience: int | None = None,
 ) -> Logs:
-    """Windows of episodes as logs; see `from_gymnasium` for the arguments."""
+    """Windows of episodes as logs; see `from_gymnasium` for the arguments.
+
+    `limit` is the time limit where it is known. So many episodes in a row as `patience` says, none
+    with a window, are an error, because episodes that are recorded never end.
+    """
     for what, value in (("horizon", horizon), ("stride", stride), ("trajectories", trajectories)):
         if value is not None and value < 1:
             raise ValueError(f"{what} must be at least 1; got {value}")
-    rng, step = np.random.default_rng(seed), stride or horizon
-    starts: list[np.ndarray] = []
-    taken: list[np.ndarray] = []
-    features: list[np.ndarray] = []
-    chances: list[np.ndarray] = []
-    groups: list[int] = []
-    longest = 0
-    for number, episode in enumerate(episodes):
-        length = len(episode.actions)
-        longest = max(longest, length)
-        last = length if episode.terminated else length - horizon + 1
-        width = episode.observations.shape[1]
-        for start in range(0, last, step):
-            stop = min(start + horizon, length)
-            steps = np.zeros((horizon, width + 2))
-            steps[: stop - start, :width] = episode.observations[start + 1 : stop + 1]
-            steps[: stop - start, width] = episode.rewards[start:stop]
-            if episode.terminated:  # from the last step on
-                steps[length - 1 - start :, width + 1] = 1
-            actions = rng.integers(len(candidates), size=horizon)
-            actions[: stop - start] = episode.actions[start:stop]
-            starts.append(np.append(episode.observations[start], 0.0))
-            taken.append(actions)
-            features.append(steps)
-            groups.append(number)
-            if episode.propensities is not None:
-                chances.append(episode.propensities[start])
-            if trajectories is not None and len(starts) == trajectories:
-                break
-        if trajectories is not None and len(starts) == trajectories:
+    if limit is not None and limit < horizon:
+        raise ValueError(f"a window of {horizon} steps is longer than {name}'s limit of {limit}")
+    step, seen, counts = stride or horizon, list[Episode](), Counter[int]()
+    latest, truncated, found, idle = np.inf, 0, 0, 0
+    for episode in episodes:
+        seen.append(episode)
+        counts.update(_begins(episode, horizon, step))
+        if not episode.terminated:
+            truncated = max(truncated, len(episode.actions))
+        latest = (limit or truncated or np.inf) - horizon
+        before, found = found, sum(num for begin, num in counts.items() if begin <= latest)
+        if trajectories is not None and found >= trajectories:
             break
-    if not starts:
+        idle = 0 if found > before else idle + 1
+        if idle == patience:
+            raise ValueError(
+                f"{patience} episodes of {name} in a row have no window of {horizon} steps; the "
+                f"longest of them has {_longest(seen[-idle:])}, and the longest that was "
+                f"truncated {truncated}"
+            )
+    places = [(i, b) for i, e in enumerate(seen) for b in _begins(e, horizon, step) if b <= latest]
+    if not places:
         raise ValueError(
-            f"no episode of {name} has a window of {horizon} steps; the longest has {longest}"
+            f"no episode of {name} has a window of {horizon} steps; the longest has "
+            f"{_longest(seen)}, and the longest that was truncated {truncated}"
         )
-    names = [f"obs_{i}" for i in range(len(starts[0]) - 1)]
+    places, rng = places[:trajectories], np.random.default_rng(seed)
+    cut = [_window(seen[i], begin, horizon, len(candidates), rng) for i, begin in places]
+    chances = [p[begin] for i, begin in places if (p := seen[i].propensities) is not None]
+    names = [f"obs_{i}" for i in range(seen[0].observations.shape[1])]
     return Logs.from_arrays(
-        np.stack(starts),
-        np.stack(taken),
-        np.stack(features),
+        np.stack([np.append(seen[i].observations[begin], 0.0) for i, begin in places]),
+        np.stack([actions for actions, _ in cut]),
+        np.stack([features for _, features in cut]),
         candidate_actions=candidates,
-        propensities=np.stack(chances) if len(chances) == len(starts) else None,
-        groups=groups,
+        propensities=np.stack(chances) if len(chances) == len(places) else None,
+        groups=[i for i, _ in places],
         continuation=continuation,
         discount=discount,
         observation_names=[*names, "terminated"],
         feature_names=[*names, "reward", "terminated"],
         world={"name": name, "kind": "logs"},
     )
+
+
+def _begins(episode: Episode, horizon: int, step: int) -> range:
+    """Where windows of an episode begin whose outcome is known."""
+    length = len(episode.actions)
+    return range(0, length if episode.terminated else length - horizon + 1, step)
+
+
+def _window(
+    episode: Episode, begin: int, horizon: int, num_actions: int, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """Actions `[horizon]`, arbitrary ones after a termination, and features of a window."""
+    length, width = len(episode.actions), episode.observations.shape[1]
+    stop = min(begin + horizon, length)
+    features = np.zeros((horizon, width + 2))
+    features[: stop - begin, :width] = episode.observations[begin + 1 : stop + 1]
+    features[: stop - begin, width] = episode.rewards[begin:stop]
+    if episode.terminated:  # from the last step on
+        features[length - 1 - begin :, width + 1] = 1
+    actions = rng.integers(num_actions, size=horizon)
+    actions[: stop - begin] = episode.actions[begin:stop]
+    return actions, features
+
+
+def _longest(episodes: list[Episode]) -> int:
+    return max((len(episode.actions) for episode in episodes), default=0)
 
 
 def _record(

@@ -217,6 +217,48 @@ def test_recorded_from_gymnasium():
         Logs.from_gymnasium(Corridor(), trajectories=4, horizon=0)
 
 
+class Coin(gymnasium.Env):
+    """Every step ends it with a chance of one in five, whatever the action."""
+
+    observation_space = spaces.Box(-np.inf, np.inf, (1,))
+    action_space = spaces.Discrete(2)
+    truncated_at = 1000
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.time = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.time += 1
+        ended = bool(self.np_random.random() < 0.2)
+        return np.array([self.time], np.float32), 0.0, ended, self.time >= self.truncated_at, {}
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_time_limit_does_not_select_windows_by_their_outcome(known):
+    env = Coin()
+    env.truncated_at = 10
+    if known:
+        env.spec = gymnasium.envs.registration.EnvSpec("Coin-v0", max_episode_steps=10)
+    logs = Logs.from_gymnasium(env, trajectories=600, horizon=4, stride=1, seed=1)
+    assert (len(logs), logs.observations[:, 0].max()) == (600, 6)
+    ended = logs.features[:, -1, 2]
+    for start in range(7):  # it ends within four steps with the same chance wherever it starts
+        own = ended[logs.observations[:, 0] == start]
+        assert abs(own.mean() - (1 - 0.8**4)) < 4 * np.sqrt(0.25 / len(own))
+
+
+def test_recording_gives_up_where_no_window_fits():
+    env = Coin()
+    env.truncated_at = 5
+    with pytest.raises(ValueError, match="100 episodes of Coin in a row have no window of 6 steps"):
+        Logs.from_gymnasium(env, trajectories=50, horizon=6)
+    env.spec = gymnasium.envs.registration.EnvSpec("Coin-v0", max_episode_steps=5)
+    with pytest.raises(ValueError, match="6 steps is longer than Coin-v0's limit of 5"):
+        Logs.from_gymnasium(env, trajectories=50, horizon=6)
+
+
 @pytest.fixture
 def minari_dataset(tmp_path, monkeypatch):
     minari = pytest.importorskip("minari")
@@ -237,6 +279,8 @@ def test_a_minari_data_set_trains_a_model_end_to_end(minari_dataset, tmp_path):
     logs = Logs.from_minari("test/corridor-v0", horizon=4, continuation="uniform")
     assert len(logs) > 300
     assert logs.propensities is None
+    with pytest.raises(ValueError, match="no episode of test/corridor-v0 has a window of 25 steps"):
+        Logs.from_minari("test/corridor-v0", horizon=25)
     model = ResidualModel().fit(logs)
     query = cqm.Query.named({"obs_0": 1.0}, logs)
     states = np.array([[-1.0, 0.0], [0.0, 0.0], [2.0, 0.0]])
