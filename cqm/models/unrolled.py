@@ -125,7 +125,7 @@ def single_step_loss(model: Transition, batch: Mapping[str, Array], spread: Arra
     return jnp.mean(((reached - batch["steps"]) / spread) ** 2)
 
 
-def step_spread(rows: Mapping[str, Array]) -> Array:
+def step_spread(rows: Mapping[str, Any]) -> Array:
     """Standard deviation of what a step changes, `[features]`."""
     return jnp.std(rows["steps"] - before_steps(rows), axis=(0, 1, 2)) + 1e-6
 
