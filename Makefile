@@ -26,7 +26,7 @@ reproduce: $(READY)
 	$(BIN)/cqm reproduce --preset quick --out runs/quick
 
 test: $(READY)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 check: $(READY)
 	$(BIN)/ruff format --check .
