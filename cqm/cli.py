@@ -378,9 +378,11 @@ class Report:
 
     def run(self) -> int:
         """Write them, and print a summary and where the report is."""
-        from cqm.experiments import figures, tables
+        from cqm.experiments import figures, logs_study, run, tables
         from cqm.report import write_report
 
+        run.write_records(self.directory)
+        logs_study.write_records(self.directory)
         tables.write_tables(self.directory)
         figures.write_figures(self.directory)
         report = write_report(self.directory)

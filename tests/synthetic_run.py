@@ -41,7 +41,7 @@ def write_run(
         directory / "run.json",
         {
             "preset": "paper" if states == 20_000 else "quick",
-            "command": "cqm reproduce --preset " + ("paper" if states == 20_000 else "quick"),
+            "commands": ["cqm reproduce --preset " + ("paper" if states == 20_000 else "quick")],
             "protocol": {
                 "states": states,
                 "test_states": states // 5,
@@ -157,8 +157,6 @@ def ceiling_row(rng, domain, seed):
 def curve_rows(rng, domain, seed, method):
     if method in ("oracle", "zero", "random"):
         return []
-    end = paper.ACCURACY.get((domain, method.partition("+")[0]))
-    level = end.value if end else 0.5
     return [
         {
             "domain": domain,
@@ -166,7 +164,6 @@ def curve_rows(rng, domain, seed, method):
             "method": method,
             "step": step,
             "loss": float(0.2 + math.exp(-step / 800) * (1 + 0.1 * rng.normal())),
-            "accuracy": level - (level - 0.2) * math.exp(-step / 700) if step % 500 == 0 else None,
         }
         for step in range(0, 4001, 100)
     ]

@@ -100,7 +100,7 @@ def test_what_comes_from_data_is_escaped(tmp_path):
     evil = '<img src=x onerror="alert(1)">&amp;'
     write_run(tmp_path, domains=(evil,), seeds=(7,), methods=("cqm",), beyond=(f"cqm+{evil}", evil))
     run = json.loads((tmp_path / "run.json").read_text())
-    run |= {"preset": evil, "command": evil, "versions": {evil: evil}, "machine": {"a": [evil]}}
+    run |= {"preset": evil, "commands": [evil], "versions": {evil: evil}, "machine": {"a": [evil]}}
     run["failed"] = [dict.fromkeys(("domain", "seed", "method", "error"), evil)]
     (tmp_path / "run.json").write_text(json.dumps(run))
     page = render(load(tmp_path))

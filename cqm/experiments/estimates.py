@@ -67,17 +67,19 @@ def compare(
     """`agrees` where the intervals overlap, else whether ours is `better` or `worse`.
 
     Two intervals overlap where the means are no further apart than the sum of their half-widths. A
-    figure without an interval counts as a point, and so does ours from one seed; of two points
-    nothing can be said, which gives an empty string. For Student-t the paper's half-width, which
-    is 1.96 standard errors, is widened too.
+    figure without an interval is taken to vary between seeds as ours does. Ours from one seed
+    counts as a point; of two points nothing can be said, which gives an empty string. For Student-t
+    the paper's half-width, which is 1.96 standard errors, is widened too.
     """
     half, other = ours.half_width(interval), theirs.half_width
     if not math.isfinite(ours.mean) or (math.isnan(half) and other is None):
         return ""
-    if other is not None and theirs.num_seeds is not None:
+    if other is None:
+        other = half * math.sqrt(ours.num / (theirs.num_seeds or 1))
+    elif theirs.num_seeds is not None:
         other *= factor(theirs.num_seeds, interval) / factor(theirs.num_seeds, "normal")
     difference = ours.mean - theirs.value
-    reach = (0.0 if math.isnan(half) else half) + (other or 0.0)
+    reach = (0.0 if math.isnan(half) else half) + other
     # Printed figures have few digits: a difference within rounding of the sum is no difference.
     if abs(difference) <= reach * (1 + 1e-12):
         return "agrees"

@@ -25,7 +25,7 @@ from cqm.experiments.drawing import (
 )
 from cqm.experiments.ordinary import ordinary_figures
 from cqm.experiments.records import Results, Row, load
-from cqm.experiments.scores import domain_title, ranking, score, title_of
+from cqm.experiments.scores import difference, domain_title, ranking, score, title_of
 from cqm.storage import write_pieces
 
 RANK = 8
@@ -41,18 +41,17 @@ DIAGNOSED_BY = (
     "default",
 )
 READING = {
-    "score": "Accuracy between chance and the ceiling, which no model of the state can pass but by "
-    "luck. Dots are this run with its interval over seeds, diamonds the paper; below the line, "
-    "methods beyond the paper.",
+    "score": "Accuracy between chance and the ceiling, that of answering with a state's expected "
+    "effects, which hardly any model passes. Dots are this run with its interval over seeds, "
+    "diamonds the paper with its own; below the line, methods beyond the paper.",
     "alignment": "Predicted against true advantages of held-out states, actions and rewards, each "
     "centred and scaled within its state. The stronger its colour, the more a hexagon holds; on "
-    "the line the prediction is perfect. Above each the correlation (the paper's in brackets).",
+    "the line the prediction is perfect. Counts of all seeds together; above each the mean "
+    "correlation (in brackets the paper's, of one seed).",
     "regret": "Share of decisions that lose no more than a given regret, means over seeds. Farther "
     "left and higher is better.",
-    "curves": "Above, held-out accuracy and its ceiling (dashed); below, the training loss as a "
-    "share of its first value, because targets differ between methods. Means over seeds.",
-    "losses": "Training loss as a share of its first value, because targets differ between "
-    "methods. Means over seeds.",
+    "curves": "Training loss as a share of its first value, because targets differ between "
+    "methods; COCOA's is that of its distilled policy. Means over seeds.",
     "spectrum": "Curves: the share of the pooled effects' energy that the best directions hold.",
     "diagnosis": "Bars, above the line: what cannot be had, for noise of the labels or for the "
     "rank; below it: errors of models. Dashed is the noise floor; dotted, predicting nothing.",
@@ -129,6 +128,9 @@ def _dot(axes: Axes, results: Results, domain: str, method: str, y: int) -> floa
     published = paper.ACCURACY.get((domain, method))
     if published:
         axes.plot(published.value, y, "D", mfc="none", mec=INK, mew=0.9, ms=6.5, zorder=4)
+        if published.half_width:
+            ends = published.value - published.half_width, published.value + published.half_width
+            axes.plot(ends, (y, y), color=INK, linewidth=0.9, alpha=0.6, zorder=2)
     if ours is None:
         return 0.0
     half = ours.half_width()
@@ -241,42 +243,27 @@ def regret_figure(results: Results, domain: str) -> Picture | None:
 
 
 def curves_figure(results: Results, domain: str) -> Picture | None:
-    """Accuracy and loss while the methods learn."""
+    """The loss while the methods learn."""
     losses = _lines(results.curves, domain, "step", "loss", tuple(paper.METHODS))
     losses = {method: line for method, line in losses.items() if line[1][0] > 0}
-    accuracies = _lines(results.curves, domain, "step", "accuracy", tuple(paper.METHODS))
     if not losses:
         return None
-    name, num = file_name("curves", domain), 2 if accuracies else 1
-    with drawing(name, 0.8 + 1.6 * num) as (figure, svg):
-        panels = figure.subplots(num, 1, sharex=True, squeeze=False)[:, 0]
+    name = file_name("curves", domain)
+    with drawing(name, 2.4) as (figure, svg):
+        axes = figure.add_subplot()
         for method, (x, loss) in losses.items():
             # Targets differ between methods, so only the course of a loss can be compared.
-            panels[-1].plot(x, np.array(loss) / loss[0], label=title_of(method), **_line(method))
-        panels[-1].set(yscale="log", xlabel="update", ylabel="loss, of its start")
-        low, high = panels[-1].get_ylim()
-        panels[-1].yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 50 * low else (1,)))
-        panels[-1].yaxis.set_major_formatter("{x:g}")
-        panels[-1].yaxis.set_minor_formatter("")
-        if accuracies:
-            for method, (x, accuracy) in accuracies.items():
-                panels[0].plot(x, accuracy, **_line(method))
-            ceiling, _ = results.ceiling(domain, "accuracy_ceiling")
-            if math.isfinite(ceiling):
-                panels[0].axhline(ceiling, color=INK, alpha=0.7, linewidth=0.9, linestyle="--")
-            highest = max(max(y) for _, y in accuracies.values())
-            highest = max(highest, ceiling) if math.isfinite(ceiling) else highest
-            panels[0].set(ylim=(0, min(1.03, 1.2 * highest)), ylabel="accuracy")
-        _legend_below(panels[-1])
-    ends = {method: line[1][-1] for method, line in accuracies.items()}
+            axes.plot(x, np.array(loss) / loss[0], label=title_of(method), **_line(method))
+        axes.set(yscale="log", xlabel="update", ylabel="loss, of its start")
+        low, high = axes.get_ylim()
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 50 * low else (1,)))
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_formatter("")
+        _legend_below(axes)
     falls = {method: loss[-1] / loss[0] for method, (_, loss) in losses.items()}
     least = min(falls, key=falls.__getitem__)
     text = f"The loss of {title_of(least)} falls most, to {falls[least]:.2g} of its first value."
-    if ends:
-        first = max(ends, key=ends.__getitem__)
-        text = f"{title_of(first)} ends highest, at {ends[first]:.3f}. {text}"
-    reading = READING["curves"] if ends else READING["losses"]
-    return Picture(name, domain_title(domain), text, reading, svg[0])
+    return Picture(name, domain_title(domain), text, READING["curves"], svg[0])
 
 
 def spectrum_figure(results: Results) -> Picture | None:
@@ -358,10 +345,13 @@ def diagnosis(results: Results, domain: str) -> str:
     others = [method for method in errors if method != "cqm"]
     if others and "cqm" in errors:
         best = min(others, key=errors.__getitem__)
-        saved = errors["cqm"] - errors[best]
+        change = difference(results, domain, "effect_nmse", best, "cqm")
         text += f" The error of {title_of('cqm')} is {errors['cqm']:.3f}, that of {title_of(best)} "
-        text += f"{errors[best]:.3f}, {abs(saved):.3f} {'less' if saved > 0 else 'more'}; "
-        text += f"the rank accounts for {outside:.3f} at most."
+        text += f"{errors[best]:.3f}"
+        if change:
+            text += f", on common seeds {abs(change.mean):.3f} "
+            text += "less" if change.mean < 0 else "more"
+        text += f"; the rank accounts for {outside:.3f} at most."
     return text
 
 

@@ -16,7 +16,8 @@ import numpy as np
 import cqm
 from cqm.branches import Branches
 from cqm.decisions import advantage
-from cqm.experiments.protocol import DOMAINS
+from cqm.experiments import metrics
+from cqm.experiments.protocol import DOMAINS, preset
 from cqm.experiments.records import COLUMNS, write_csv
 from cqm.experiments.run import begin
 from cqm.experiments.workers import available_cores, run_side_by_side
@@ -35,7 +36,6 @@ from cqm.worlds.nuisance import NuisanceWorld
 
 RUN = "logs.json"
 ESTIMATORS = ("branched", "residual", "residual-unweighted", "hindsight")
-_DIRECTIONS = 16
 
 
 def study_logs(
@@ -174,7 +174,7 @@ def reproduce_logs(
         show_progress: See `cqm.progress.progress`.
     """
     out, directory = Path(out), Path(out) / "logs"
-    begin(out / RUN, {"study": asdict(study)}, {"command": command})
+    begin(out / RUN, {"study": asdict(study)}, {"commands": [command] if command else []})
     directory.mkdir(parents=True, exist_ok=True)
     settings = [
         {"domain": domain, "nuisance": nuisance, "behaviour": behaviour, "seed": seed}
@@ -189,11 +189,17 @@ def reproduce_logs(
             if problem is not None:
                 problems.append(f"{' '.join(map(str, setting.values()))}: {problem}")
             advance(1)
-    rows = [row for path in sorted(directory.glob("*.json")) for row in read_json(path)["rows"]]
+    write_records(out)
+    return problems
+
+
+def write_records(out: str | Path) -> None:
+    """`logs.csv`, from the settings that are done; nothing where there are none."""
+    paths = sorted((Path(out) / "logs").glob("*.json"))
+    rows = [row for path in paths for row in read_json(path)["rows"]]
     if rows:
         rows.sort(key=lambda row: (DOMAINS.index(row["domain"]), row["nuisance"]))
-        write_csv(out / "logs.csv", rows, COLUMNS["logs.csv"])
-    return problems
+        write_csv(Path(out) / "logs.csv", rows, COLUMNS["logs.csv"])
 
 
 def _record(directory: Path, setting: Mapping[str, Any]) -> Path:
@@ -254,32 +260,28 @@ def _rows(
 ) -> list[dict[str, Any]]:
     """Scores against branched truth, and those that logs alone give."""
     scores = held_out_scores(models, held_out)
-    draws, num_draws = test.effects(), test.recipe.draws
+    draws = test.effects()
     expected = draws.mean(axis=1)
-    size = float((expected**2).sum(axis=(1, 2)).mean())
     noise = float(draws.var(axis=1, ddof=1).sum(axis=(1, 2)).mean())
-    total = float((draws**2).sum(axis=(2, 3)).mean())
     native = world.native if isinstance(world, NuisanceWorld) else world
-    directions = np.random.default_rng(0).standard_normal((_DIRECTIONS, len(native.feature_names)))
-    queries = [cqm.Query.direction(g / np.linalg.norm(g), world) for g in directions]
+    _, directions = preset("paper").rewards(len(native.feature_names))
+    queries = [cqm.Query.direction(direction, world) for direction in directions]
     truth = advantage(expected, queries)
     rows = []
     for name, model in models.items():
         predicted = model.effect(test.observations)
-        error = float(((predicted - expected) ** 2).sum(axis=(1, 2)).mean()) - noise / num_draws
-        chosen = advantage(predicted, queries).argmax(axis=-1)[..., None]
-        lost = truth.max(axis=-1) - np.take_along_axis(truth, chosen, axis=-1)[..., 0]
-        own = scores[name]
+        values, own = advantage(predicted, queries), scores[name]
+        every_draw = np.broadcast_to(predicted[:, None], draws.shape)
+        lost = float(metrics.regrets(values, truth).sum())
         rows.append(
             {
                 **setting,
                 "estimator": name,
-                "effect_nmse": float(((predicted[:, None] - draws) ** 2).sum(axis=(2, 3)).mean())
-                / total,
-                "noise_floor": noise / total,
-                "excess_error": error / (size - noise / num_draws),
-                "accuracy": float(np.mean(chosen[..., 0] == truth.argmax(axis=-1))),
-                "regret": float(lost.sum() / np.ptp(truth, axis=-1).sum()),
+                "effect_nmse": metrics.nmse(every_draw, draws),
+                "noise_floor": noise / float((draws**2).sum(axis=(2, 3)).mean()),
+                "excess_error": metrics.excess_error(predicted, draws),
+                "accuracy": metrics.accuracy(values, truth),
+                "regret": lost / float(np.ptp(truth, axis=-1).sum()),
                 "r_score": own.r_score,
                 "r_error": own.r_error,
                 "dr_score": own.dr_score,

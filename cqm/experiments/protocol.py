@@ -14,6 +14,7 @@ DOMAINS = ("cartpole-swingup", "reacher-easy", "cheetah-run", "walker-walk")
 PAPER = ("cqm", "world", "sf", "direct", "task-td", "cocoa")
 LIMITS = ("oracle", "zero", "random")
 SEEDS = (7, 8, 9, 10, 11)
+PRESETS = ("paper", "quick", "smoke")
 _REWARD_SEED = 0  # of the reward directions, which are the same for every seed of a run
 
 
@@ -93,11 +94,12 @@ class Protocol:
                 for stage in stages
             )
             known = {method for stage in stages for method in stage.methods}
-            added = tuple(m for m in methods if m not in known)
+            added = tuple(dict.fromkeys(m for m in methods if m not in known))
             if added:
                 stages = (*stages, Stage(added, self.stages[0].seeds))
         if seeds is not None:
-            stages = tuple(Stage(stage.methods, tuple(seeds)) for stage in stages)
+            chosen = tuple(dict.fromkeys(seeds))
+            stages = tuple(Stage(stage.methods, chosen) for stage in stages)
         return replace(protocol, stages=stages)
 
     def branch_sets(self, seed: int) -> dict[str, dict[str, Any]]:
@@ -170,4 +172,4 @@ def preset(name: str) -> Protocol:
             ceiling_draws=16,
             training=Training(updates=8, batch_size=16, chunk=4),
         )
-    raise ValueError(f"unknown preset {name!r}; available: ['paper', 'quick', 'smoke']")
+    raise ValueError(f"unknown preset {name!r}; available: {list(PRESETS)}")

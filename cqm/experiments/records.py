@@ -57,7 +57,7 @@ COLUMNS: dict[str, dict[str, type]] = {
         **{"domain": str, "seed": int, "actions": int, "states": int, "draws": int},
         **dict.fromkeys(_CEILINGS, float),
     },
-    "curves.csv": {**_JOB, "step": int, "loss": float, "accuracy": float},
+    "curves.csv": {**_JOB, "step": int, "loss": float},
     "regret_cdf.csv": {**_JOB, "regret": float, "share": float},
     "alignment.csv": {
         **{"domain": str, "method": str, "oracle": float, "predicted": float, "count": int}

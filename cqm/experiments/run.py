@@ -63,7 +63,7 @@ def reproduce(
     """
     out, started = Path(out), time.monotonic()
     _check_methods(protocol)
-    other = {"preset": protocol.preset, "command": command, "failed": []}
+    other = {"preset": protocol.preset, "commands": [command] if command else []}
     run = begin(out / RUN, {"protocol": protocol.fixed()}, other)
     cores = available_cores()
     jobs = protocol.jobs()
@@ -76,7 +76,10 @@ def reproduce(
             if problem is not None:
                 failed.append((job, problem))
             advance(1)
-    run["failed"] = [{**asdict(job), "error": problem} for job, problem in failed]
+    # Of earlier calls too, as long as the job is not done.
+    earlier = {Job(f["domain"], f["seed"], f["method"]): f["error"] for f in run["failed"]}
+    known = {**{job: e for job, e in earlier.items() if job not in jobs}, **dict(failed)}
+    run["failed"] = [{**asdict(job), "error": problem} for job, problem in known.items()]
     storage.write_json(out / RUN, run)
     write_records(out)
     if missing:
@@ -90,16 +93,15 @@ def job_directory(out: Path, job: Job) -> Path:
 
 
 def _check_methods(protocol: Protocol) -> None:
-    from cqm.experiments.baselines import METHODS
+    from cqm.experiments.baselines import METHODS, OWN_INPUT
 
-    known = {"ceilings", *METHODS}
-    unknown = sorted({j.method for j in protocol.jobs() if j.base_method not in known})
-    kinds = {"none", "whiten", "effect"}
-    unknown += sorted({j.method for j in protocol.jobs() if j.conditioning not in kinds})
+    conditioned = {f"{method}+{kind}" for method in METHODS for kind in ("effect", "whiten")}
+    conditioned -= {f"{method}+{kind}" for method in OWN_INPUT for kind in ("effect", "whiten")}
+    unknown = sorted({j.method for j in protocol.jobs()} - {"ceilings", *METHODS} - conditioned)
     if unknown:
         raise ValueError(
-            f"unknown methods {unknown}; available: {sorted(METHODS)}, each also with its input "
-            "conditioned, as in 'world+effect' or 'world+whiten'"
+            f"unknown methods {unknown}; available: {sorted(METHODS)}, all but {OWN_INPUT} also "
+            "with their input conditioned, as in 'world+effect' or 'world+whiten'"
         )
 
 
@@ -109,22 +111,25 @@ def begin(path: Path, fixed: Mapping[str, Any], other: Mapping[str, Any]) -> dic
     Args:
         path: The file.
         fixed: Settings by name, which must be those of the file if there is one.
-        other: What may change from call to call.
+        other: What may change from call to call; lists grow.
     """
     versions = {name: version(name) for name in _VERSIONS}
     versions |= {"cqm": cqm.__version__, "python": platform.python_version()}
     fixed = {**json.loads(storage.encode_json(fixed)), "versions": versions}
-    if path.exists():
-        stored = storage.read_json(path)
+    stored = storage.read_json(path) if path.exists() else {}
+    if stored:
         for name, wanted in fixed.items():
-            if stored[name] != wanted:
-                changed = sorted(k for k in wanted if stored[name].get(k) != wanted[k])
+            if stored.get(name) != wanted:
+                had = stored.get(name, {})
+                changed = sorted(k for k in wanted if had.get(k) != wanted[k])
                 raise ValueError(
                     f"{path.parent} holds a run with other {name} ({', '.join(changed)}); "
                     "choose another directory"
                 )
     machine = {"cores": len(available_cores()), "platform": platform.platform()}
-    run = {**other, **fixed, "machine": machine}
+    commands = dict.fromkeys([*stored.get("commands", []), *other["commands"]])
+    run = {**other, "commands": list(commands), **fixed, "machine": machine}
+    run["failed"] = stored.get("failed", [])
     path.parent.mkdir(parents=True, exist_ok=True)
     storage.write_json(path, run)
     return run
@@ -156,8 +161,10 @@ def _do_job(task: tuple[str, Protocol, Job]) -> None:
 
 
 def write_records(out: str | Path) -> None:
-    """The CSV files of a run, from the records of its jobs."""
+    """The CSV files of a run, from the records of its jobs; nothing where there are none."""
     out = Path(out)
+    if not (out / "jobs").is_dir():
+        return
     tables: dict[str, list[dict[str, Any]]] = {
         name: [] for name in ("scores", "ceilings", "curves", "regret_cdf", "spectrum")
     }

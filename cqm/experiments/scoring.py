@@ -138,8 +138,7 @@ def _curve(directory: Path) -> list[dict[str, Any]]:
         losses, updates = file.get_tensor("losses"), int(file.metadata()["step"])
     steps = np.linspace(0, updates, len(losses) + 1)[1:].astype(int)
     return [
-        {"step": int(step), "loss": float(loss), "accuracy": None}
-        for step, loss in zip(steps, losses, strict=True)
+        {"step": int(step), "loss": float(loss)} for step, loss in zip(steps, losses, strict=True)
     ]
 
 

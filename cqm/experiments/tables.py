@@ -20,6 +20,7 @@ from cqm.experiments.scores import (
     best,
     difference,
     domain_title,
+    lower,
     score,
     title_of,
 )
@@ -27,9 +28,10 @@ from cqm.experiments.typeset import MARKS, Cell, Table, latex, markdown, number,
 from cqm.storage import write_pieces
 
 _RULE = (
-    "After ±, half a 95% interval over seeds: 1.96 standard errors as in the paper, and Student-t "
-    "below it. ≈: the intervals overlap, that is, the means are no further apart than the sum of "
-    "the half-widths; ▲: ours is better by more than that; ▼: worse. In the row of Student-t the "
+    "After ±, 1.96 standard errors over seeds as in the paper, which hold the mean less often than "
+    "95% of the time (with five seeds 88%); below it, half of Student-t's interval, which does. ≈: "
+    "the intervals overlap, that is, the means are no further apart than the sum of the "
+    "half-widths; ▲: ours is better by more than that; ▼: worse. In the row of Student-t the "
     "paper's half-width is widened likewise."
 )
 _RULE_ONE = (
@@ -71,7 +73,7 @@ def _benchmark(results: Results) -> list[Table]:
             results,
             "expected",
             "Against the best that could be reached",
-            (*paper.METHODS, "random"),
+            tuple(m for m in (*paper.METHODS, "random") if m in results.methods),
             ("accuracy", "ceiling_share", "expected_accuracy", "expected_regret", "excess_error"),
             "The test label of a state is one draw of its continuation, which no model of the "
             "state can foresee. Share of ceiling: 0 is chance, 1 the best reachable accuracy. "
@@ -130,17 +132,20 @@ def paper_table(results: Results, measure: Measure) -> Table:
             for method in (*methods, "oracle", "zero", "random")
             if score(results, domain, method, measure.key)
         ]
-        if measure.floor in results.methods:
-            here.append(_cell(score(results, domain, measure.floor, measure.key)))
+        bounds = []
         if measure.limit and results.ceilings:
             limit, error = results.ceiling(domain, measure.limit)
-            here.append(Cell(with_interval(limit, 1.96 * error), limit))
-        rows = {"here": here, "Student-t": student, "paper": theirs}
+            bounds.append(Cell(with_interval(limit, 1.96 * error), limit))
+        if measure.floor in results.methods:
+            bounds.append(_cell(score(results, domain, measure.floor, measure.key)))
+        empty = [Cell("")] * len(bounds)
+        rows = {"here": bounds + here, "Student-t": empty + student, "paper": empty + theirs}
         kept = {name: cells for name, cells in rows.items() if any(cell.text for cell in cells)}
         groups.append(_group(domain, kept))
-    header = ["Domain", "", *(TITLES[method] for method in methods)]
-    header += [TITLES[measure.floor]] if measure.floor in results.methods else []
+    header = ["Domain", ""]
     header += [measure.limit_title] if measure.limit and results.ceilings else []
+    header += [TITLES[measure.floor]] if measure.floor in results.methods else []
+    header += [TITLES[method] for method in methods]
     return Table(
         name=measure.key.replace("_", "-"),
         title=measure.title,
@@ -201,32 +206,37 @@ def profile(
 ) -> Table:
     """Several scores of several methods, a row for each domain and method.
 
-    Empty without results of the last method, for whose sake the table is there.
+    Domains where one of them did not run are left out, and seeds that not all of them have, so that
+    rows can be compared.
     """
-    jobs = [
-        (domain, method)
+    seeds = {
+        domain: sorted(
+            set.intersection(*(set(results.values(domain, m, keys[0])) for m in methods))
+        )
         for domain in results.domains
-        for method in methods
-        if methods[-1] in results.methods or name == "expected"
-        if results.values(domain, method, keys[0])
-    ]
+    }
+    jobs = [(domain, method) for domain, own in seeds.items() if own for method in methods]
     rows = [
         (
             Cell(domain_title(domain)),
             Cell(title_of(method)),
-            *(_cell(score(results, domain, method, key)) for key in keys),
+            *(_cell(score(results, domain, method, key, seeds[domain])) for key in keys),
         )
         for domain, method in jobs
     ]
+    common = {domain_title(d): ", ".join(map(str, own)) for d, own in seeds.items() if own}
+    note = "; ".join(f"{domain} {own}" for domain, own in common.items())
+    if len(common) == len(seeds) and len(set(common.values())) == 1:
+        note = next(iter(common.values()))
     return Table(
         name=name,
         title=title,
         caption=caption,
         header=("Domain", "Method", *(MEASURES[key].title for key in keys)),
         groups=tuple((row,) for row in rows),
-        notes=tuple(_seed_notes(results, methods)),
+        notes=(f"Seeds that all rows of a domain have: {note}.",),
         records=tuple(
-            _record(results, domain, method, MEASURES[key])
+            _record(results, domain, method, MEASURES[key], seeds[domain])
             for domain, method in jobs
             for key in keys
             if score(results, domain, method, key)
@@ -264,7 +274,7 @@ def conditioning(results: Results, measure: Measure) -> Table:
     conditioned = [m for m in results.methods if m.partition("+")[2] in CONDITIONINGS]
     return Table(
         name=f"conditioning-{measure.key.replace('_', '-')}",
-        title=f"Beyond the paper, conditioned input: {_lower(measure.title)}",
+        title=f"Beyond the paper, conditioned input: {lower(measure.title)}",
         caption=measure.caption.partition(". ")[0].removesuffix(".") + ".",
         header=("Domain", "Input", *(TITLES[method] for method in methods)),
         groups=tuple(groups) if methods else (),
@@ -313,10 +323,6 @@ def _aligned(lines: list[list[str]], num_labels: int) -> str:
     return text
 
 
-def _lower(title: str) -> str:
-    return title[:1].lower() + title[1:]
-
-
 def _short(cell: Cell) -> str:
     value = "" if math.isnan(cell.value) else f"{cell.value:.3f}"
     return f"{value}{MARKS[cell.mark] or ' '}" if value else cell.text.partition(" ")[0]
@@ -350,9 +356,15 @@ def _student_cell(ours: Estimate | None, mark: str) -> Cell:
     return Cell(f"± {number(half, max(abs(ours.mean), half))}", half, mark=mark)
 
 
-def _record(results: Results, domain: str, method: str, measure: Measure) -> Row:
+def _record(
+    results: Results,
+    domain: str,
+    method: str,
+    measure: Measure,
+    seeds: Sequence[int] | None = None,
+) -> Row:
     """A figure of a table, unrounded."""
-    ours = score(results, domain, method, measure.key) or Estimate(math.nan, math.nan, 0)
+    ours = score(results, domain, method, measure.key, seeds) or Estimate(math.nan, math.nan, 0)
     theirs = measure.published.get((domain, method))
     limit = results.ceiling(domain, measure.limit) if measure.limit else (None, None)
     return {

@@ -6,6 +6,7 @@ core, because training is only repeatable bit for bit with the same number of th
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -86,13 +87,14 @@ class _Worker:
 
     def begin(self, task: Any) -> None:
         self.task = task
-        self.connection.send(task)
+        with contextlib.suppress(OSError):  # of a process that has died, which `result` tells
+            self.connection.send(task)
 
     def result(self) -> str | None:
         """What went wrong with the task, if anything."""
         try:
             return self.connection.recv()
-        except EOFError:
+        except (EOFError, OSError):  # it died, perhaps before it read the task
             self.process.join()
             return f"its process ended with exit code {self.process.exitcode}"
 

@@ -38,6 +38,8 @@ from cqm.quotient import ComparisonGraph, as_reference, center, edge_loss
 from cqm.simulation import draw_actions
 
 CARD = "card.md"
+TRAINING = Training(updates=8_000, batch_size=64, learning_rate=5e-4, schedule="cosine")
+"""By default, of an unrolled network."""
 _STATISTICS_FAMILIES = 20_000  # enough for means, covariances and the span of the effects
 _OBSERVED_FAMILIES = 50_000  # of which the observations alone are looked at
 _VALIDATION_FAMILIES = 4_000  # enough to compare networks by; they are looked at after every chunk
@@ -216,17 +218,16 @@ class EffectModel(Estimator):
         def loss(network: Transition, batch: Mapping[str, Array]) -> Array:
             return unrolled_loss(network, batch, discounts, scales)
 
-        default = Training(updates=8_000, batch_size=64, learning_rate=5e-4, schedule="cosine")
         if closed:
             spread = step_spread(source.window(0))
 
             def one_step(network: Transition, batch: Mapping[str, Array]) -> Array:
                 return single_step_loss(network, batch, spread)
 
-            chosen = self.settings.training or replace(default, learning_rate=1e-3)
+            chosen = self.settings.training or replace(TRAINING, learning_rate=1e-3)
             quick = replace(chosen, batch_size=min(32, chosen.batch_size))
             self._train(one_step, source, quick, {**options, "name": "steps"})
-        self._train(loss, source, self.settings.training or default, options)
+        self._train(loss, source, self.settings.training or TRAINING, options)
 
     def _make_network(
         self, num_inputs: int, num_actions: int, num_features: int, rank: int

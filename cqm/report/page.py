@@ -14,6 +14,7 @@ from typing import Any
 
 from cqm.experiments.drawing import Picture
 from cqm.experiments.figures import make_figures
+from cqm.experiments.protocol import PRESETS, preset
 from cqm.experiments.records import Results, load
 from cqm.experiments.scores import domain_title, title_of
 from cqm.experiments.tables import make_tables
@@ -214,10 +215,12 @@ def _figures(pictures: Iterable[Picture]) -> Iterator[str]:
 
 def _run(results: Results) -> Iterator[str]:
     run, study = results.run, results.study
-    commands = [str(part["command"]) for part in (run, study) if part.get("command")]
+    commands = [str(c) for part in (run, study) for c in part.get("commands", ())]
     yield f"<h3>How to run it again</h3><pre><code>{escape(chr(10).join(commands))}</code></pre>"
     yield "<p>A run that was stopped goes on where it was. This page is made again from the saved "
     yield "results, without training, by <code>cqm report</code> with their directory.</p>"
+    if missing := _missing(results):
+        yield f"<p>Of this preset there is not yet: {escape(missing)}.</p>"
     if run.get("failed"):
         yield "<h3>Jobs that failed</h3><div class='scroll' tabindex='0' role='region' "
         yield "aria-label='Jobs that failed'><table><thead><tr><th>Domain</th><th>Seed</th>"
@@ -246,6 +249,20 @@ def _run(results: Results) -> Iterator[str]:
             yield f"<h3>{title}</h3><dl>{rows}</dl>"
 
 
+def _missing(results: Results) -> str:
+    """Methods of the preset without a score, with the number of their jobs."""
+    if not results.scores or results.run.get("preset") not in PRESETS:
+        return ""
+    done = {(row["domain"], row["seed"], row["method"]) for row in results.scores}
+    jobs = preset(results.run["preset"]).jobs()
+    left = Counter(
+        title_of(job.method)
+        for job in jobs
+        if job.method != "ceilings" and (job.domain, job.seed, job.method) not in done
+    )
+    return ", ".join(f"{name} ({num} of its jobs)" for name, num in left.items())
+
+
 def _times(times: dict[str, Any]) -> Iterator[str]:
     total = math.fsum(times.get(part, 0.0) for part in PARTS)
     if not total:
@@ -260,7 +277,8 @@ def _times(times: dict[str, Any]) -> Iterator[str]:
         seconds = times.get(part, 0.0)
         yield f'<li><i class="{part}"></i>{part} <b>{seconds / total:.1%}</b> '
         yield f"<span>{_duration(seconds)}</span></li>"
-    yield f"</ul><p>{_duration(total)} of work over all jobs"
+    yield f"</ul><p>Of the last call, which did {len(times.get('jobs', ()))} jobs: "
+    yield f"{_duration(total)} of work"
     if times.get("wall"):
         yield f", in {_duration(times['wall'])} by the clock"
     yield ".</p>"

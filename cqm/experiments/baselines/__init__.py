@@ -33,4 +33,7 @@ METHODS: dict[str, Callable[[Lesson], Predictor]] = {
     "world-ensemble": WorldEnsemble,
 }
 
-__all__ = ["METHODS", "Lesson", "Predictor"]
+OWN_INPUT = ("default", "oracle", "zero", "random")
+"""Methods that no conditioning of the input reaches."""
+
+__all__ = ["METHODS", "OWN_INPUT", "Lesson", "Predictor"]

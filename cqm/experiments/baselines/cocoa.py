@@ -12,8 +12,10 @@ contribution estimator with a distilled task-conditioned policy".
 Choices, with accuracy on reacher / cartpole (5,000 states, 1,500 updates, seed 7):
 - The outcome is the discounted return of a branch: 0.873 / 0.856. The reward of a single step, with
   its delay: 0.718 / 0.875; without: 0.806 on reacher; both cost several times as much.
-- Temperature: in units of the spread of returns. Advantages brought to unit size for every state
-  first: 0.875 on reacher.
+- Temperature: in units of the advantages' own size over a batch. In units of the spread of returns
+  targets are nearly even where the nuisance of a state outweighs its advantages: at full size on
+  cheetah 0.429 instead of 0.559. Advantages brought to unit size for every state: 0.551 on cheetah
+  and 0.878 on cartpole, where the batch's gives 0.526 and 0.934 (800 updates).
 """
 
 from __future__ import annotations
@@ -117,7 +119,8 @@ class Cocoa(TaskPredictor):
             advantages = contributed(
                 jax.nn.softmax(logits), returns, jnp.full(returns.shape, 1 / num_actions)
             )
-            wanted = jax.nn.softmax(advantages / TEMPERATURE)
+            unit = jnp.sqrt(jnp.mean(advantages**2)) + 1e-12
+            wanted = jax.nn.softmax(advantages / unit / TEMPERATURE)
             predicted = network(batch["inputs"], weights[:, None])[:, 0]
             return -jnp.mean(jnp.sum(wanted * jax.nn.log_softmax(predicted), axis=-1))
 

@@ -10,14 +10,14 @@ of the lesson it takes the seed, and as many updates in proportion as the lesson
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from cqm.branches import Branches
 from cqm.experiments.baselines.base import Lesson, Predictor
-from cqm.models.effect import EffectModel
+from cqm.models.effect import TRAINING, EffectModel
 from cqm.models.training import Training
-
-_DEFAULT_UPDATES = 8_000  # of the library's default, beside the paper's 4,000
 
 
 class QuotientModel(Predictor):
@@ -58,8 +58,5 @@ class DefaultModel(QuotientModel):
         seed, paper = lesson.training.seed, Training()
         if lesson.training.updates == paper.updates:
             return EffectModel(seed=seed)
-        updates = max(1, _DEFAULT_UPDATES * lesson.training.updates // paper.updates)
-        training = Training(
-            updates, batch_size=64, learning_rate=5e-4, schedule="cosine", seed=seed
-        )
-        return EffectModel(seed=seed, training=training)
+        updates = max(1, TRAINING.updates * lesson.training.updates // paper.updates)
+        return EffectModel(seed=seed, training=replace(TRAINING, updates=updates, seed=seed))

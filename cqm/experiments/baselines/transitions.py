@@ -70,8 +70,3 @@ def first_steps(branches: Branches) -> dict[str, np.ndarray]:
     after = branches.first_features.astype(np.float32)
     before = np.repeat(branches.observations.astype(np.float32), branches.recipe.draws, axis=0)
     return {"before": before, "after": after.reshape(-1, *after.shape[2:])}
-
-
-def size(values: np.ndarray) -> float:
-    """Root mean square: the one number that targets are divided by."""
-    return float(np.sqrt(np.mean(values.astype(float) ** 2))) or 1.0
