@@ -126,7 +126,7 @@ def test_time_is_split_with_shares(page):
         ("rest", "4.3%"),
     ):
         assert f'<i class="{part}"></i>{part} <b>{share}</b>' in page
-    assert "11.9 min of work over all jobs, in 6.7 min by the clock" in page
+    assert "Of the last call, which did 0 jobs: 11.9 min of work, in 6.7 min by the clock" in page
 
 
 def test_a_committed_run_without_times_says_so(tmp_path):
@@ -173,7 +173,8 @@ def test_the_winner_whoever_it_is(tmp_path):
     sentences = verdict(write_scores(tmp_path, scores, **FULL))
     assert sentences[0] == (
         "Of the paper's methods, the most accurate is Direct value in 1 of 1 domains (Reacher). "
-        "Its lead is larger than the Student-t interval of the lead in Reacher."
+        "In the paper it is CQM-B. Its lead is larger than the Student-t interval of the lead in "
+        "Reacher."
     )
     assert "1 of 2 for accuracy" in sentences[1]
     assert sentences[1].endswith("more than the intervals: CQM-B on Reacher.")
@@ -222,8 +223,8 @@ PROBE = """
 <script>
 addEventListener("load", () => {
   const table = document.querySelector("#tables table");
-  const header = table.tHead.rows[0].cells[2];
-  const order = () => [...table.tBodies].map((body) => Number(body.rows[0].cells[2].dataset.value));
+  const header = table.tHead.rows[0].cells[4];
+  const order = () => [...table.tBodies].map((body) => Number(body.rows[0].cells[4].dataset.value));
   const names = () => [...table.tBodies].map((body) => body.rows[0].cells[0].textContent);
   const found = { before: order(), button: header.querySelector("button").tabIndex };
   header.querySelector("button").click();

@@ -210,10 +210,13 @@ def profile(
     rows can be compared.
     """
     seeds = {
-        domain: sorted(
-            set.intersection(*(set(results.values(domain, m, keys[0])) for m in methods))
-        )
+        domain: [
+            s
+            for s in results.seeds
+            if all(s in results.values(domain, m, keys[0]) for m in methods)
+        ]
         for domain in results.domains
+        if methods
     }
     jobs = [(domain, method) for domain, own in seeds.items() if own for method in methods]
     rows = [

@@ -118,8 +118,9 @@ def winners(results: Results) -> str:
         f"{method} in {len(where)} of {len(domains)} domains ({_list(where)})"
         for method, where in sorted(won.items(), key=lambda item: -len(item[1]))
     ]
-    text = f"Of the paper's methods, the most accurate is {_list(parts, ', ')}"
-    text += f"; in the paper it is {_published_winners(domains)}."
+    text = f"Of the paper's methods, the most accurate is {_list(parts, ', ')}."
+    if names := _published_winners(domains):
+        text += f" In the paper it is {_list(names)}."
     if len(results.seeds) < 2:
         return f"{text} With one seed it cannot be said whether a lead is chance."
     if not clear:
@@ -127,15 +128,14 @@ def winners(results: Results) -> str:
     return f"{text} Its lead is larger than the Student-t interval of the lead in {_list(clear)}."
 
 
-def _published_winners(domains: Iterable[str]) -> str:
-    """Who is most accurate in the paper, in the domains of this run."""
+def _published_winners(domains: Iterable[str]) -> list[str]:
+    """Who is most accurate in the paper in any of the domains."""
     first = [
         max(paper.METHODS, key=lambda method: paper.ACCURACY[domain, method].value)
         for domain in domains
         if (domain, "cqm") in paper.ACCURACY
     ]
-    names = [title_of(method) for method in dict.fromkeys(first)]
-    return f"{names[0]} in all of them" if len(names) == 1 else _list(names) or "unknown"
+    return [title_of(method) for method in dict.fromkeys(first)]
 
 
 def agreement(results: Results) -> str:
