@@ -7,7 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-REGIONS = 3  # quantiles along each of the two leading directions
+from cqm.models.regression import ridge
+
+REGIONS = 20  # at most
+REGION_SIZE = 100  # decisions, at least
+PRODUCTS = 300  # of observations, at most; where there are more, squares only
+SIGNIFICANT = 5.0  # standard errors by which frequencies may differ from known propensities
 RARE = 0.01  # a share of decisions below which an action is hardly ever seen
 FEW = 100.0  # an effective number of decisions below which an action is hardly known
 
@@ -16,18 +21,20 @@ FEW = 100.0  # an effective number of decisions below which an action is hardly 
 class Coverage:
     """How often which action was taken, where, and what that is worth.
 
-    Regions are cells of quantiles along the two directions of the observation along which the
-    choice of action differs most; a lack of overlap shows there first.
+    Regions are decisions in which an action seems about equally likely to a regression on the
+    observation and its squares, from least to most likely, for each action on its own; a lack of
+    overlap shows in the first.
     """
 
     frequencies: np.ndarray  # [actions]
-    regions: np.ndarray  # [regions, actions], frequencies within each region
+    regions: np.ndarray  # [regions, actions], frequencies of each action within its own regions
     region_sizes: np.ndarray  # [regions], decisions
     smallest_propensity: float  # the least probability of an action at a decision
     effective: np.ndarray  # [actions], decisions that the unevenly likely ones are worth
     num_decisions: int
     distinct: int  # different observations, counted up to two
     propensities_known: bool
+    mismatch: str = ""  # where known propensities are not those of the actions taken
 
     @property
     def problems(self) -> list[str]:
@@ -41,6 +48,8 @@ class Coverage:
             )
         if self.smallest_propensity < RARE and self.propensities_known:
             found.append(f"the smallest propensity is {self.smallest_propensity:.2g}")
+        if self.mismatch:
+            found.append(self.mismatch)
         weakest = int(self.effective.argmin())
         if self.effective[weakest] < FEW:
             found.append(
@@ -86,9 +95,10 @@ def measure_coverage(
     """Coverage of decisions: observations `[n, d]`, actions `[n]`, propensities `[n, actions]`."""
     taken = (actions[:, None] == np.arange(num_actions)).astype(float)
     cells = _regions(observations, taken)
-    sizes = np.bincount(cells)
-    shares = np.stack([np.bincount(cells, column) for column in taken.T], axis=1) / sizes[:, None]
-    chances = shares[cells] if propensities is None else propensities
+    sizes = np.bincount(cells[:, 0])
+    shares = _sums(cells, taken) / sizes[:, None]
+    own = np.take_along_axis(shares, cells, axis=0)
+    chances = own if propensities is None else propensities
     inverse = taken / np.maximum(chances, 1e-12)
     effective = inverse.sum(axis=0) ** 2 / np.maximum((inverse**2).sum(axis=0), 1e-12)
     varies = bool((observations != observations[0]).any())
@@ -101,23 +111,54 @@ def measure_coverage(
         num_decisions=len(actions),
         distinct=2 if varies else 1,
         propensities_known=propensities is not None,
+        mismatch="" if propensities is None else _mismatch(cells, taken, propensities),
     )
 
 
 def _regions(observations: np.ndarray, taken: np.ndarray) -> np.ndarray:
-    """A cell for each decision `[n]`, numbered without gaps."""
+    """The region of each decision for each action `[n, actions]`, all about equally large."""
     num = len(observations)
-    if num < 20 * REGIONS**2:  # too few for shares to mean anything
-        return np.zeros(num, dtype=int)
-    centered = observations - observations.mean(axis=0)
-    left, sizes, _ = np.linalg.svd(centered, full_matrices=False)
-    left = left[:, sizes > 1e-9 * max(float(sizes[0]), 1e-300)]
-    if left.shape[1] == 0:
-        return np.zeros(num, dtype=int)
-    # Left singular vectors are the whitened observation; what correlates most with the choice.
-    directions = np.linalg.svd(left.T @ (taken - taken.mean(axis=0)), full_matrices=False)[0]
-    cells = np.zeros(num, dtype=int)
-    for scores in (left @ directions[:, :2]).T:
-        edges = np.quantile(scores, np.arange(1, REGIONS) / REGIONS)
-        cells = cells * REGIONS + np.searchsorted(edges, scores)
-    return np.unique(cells, return_inverse=True)[1]
+    regions = min(REGIONS, num // REGION_SIZE)
+    centred = observations - observations.mean(axis=0)
+    spread = np.abs(centred).max(axis=0, initial=0)
+    unit = centred[:, spread > 0] / spread[spread > 0]
+    if regions < 2 or unit.shape[1] == 0:
+        return np.zeros(taken.shape, dtype=int)
+    first, second = np.triu_indices(unit.shape[1])
+    if len(first) > PRODUCTS:
+        first = second = np.arange(unit.shape[1])
+    design = np.concatenate([unit, unit[:, first] * unit[:, second]], axis=1)
+    design = (design - design.mean(axis=0)) / np.maximum(design.std(axis=0), 1e-12)
+    design = np.concatenate([np.ones((num, 1)), design], axis=1)
+    # Cross-fitted, or an action would seem likely just where it happened to be taken.
+    likely = ridge(design, taken, 5).predictions
+    ranks = likely.argsort(axis=0, kind="stable").argsort(axis=0, kind="stable")
+    return ranks * regions // num
+
+
+def _sums(cells: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Sums of values `[n, actions]` in the regions of each action, `[regions, actions]`."""
+    columns = zip(cells.T, values.T, strict=True)
+    return np.stack([np.bincount(own, column) for own, column in columns], axis=1)
+
+
+def _mismatch(cells: np.ndarray, taken: np.ndarray, propensities: np.ndarray) -> str:
+    """Where actions were taken far more or less often than their propensities say; or nothing."""
+    for where, own in (("all", np.zeros_like(cells)), ("region", cells)):
+        sizes, counts, expected = (
+            _sums(own, taken * 0 + 1),
+            _sums(own, taken),
+            _sums(own, propensities),
+        )
+        # One is added because the count of what hardly ever happens is far from normal.
+        errors = np.sqrt(_sums(own, propensities * (1 - propensities)) + 1)
+        off = np.abs(counts - expected) / errors
+        if off.max() > SIGNIFICANT:
+            region, action = np.unravel_index(off.argmax(), off.shape)
+            size = sizes[region, action]
+            place = "" if where == "all" else f" in region {region} (of {len(off)})"
+            return (
+                f"action {action} is {counts[region, action] / size:.2%} of {size:.0f} decisions"
+                f"{place}, where its propensity is {expected[region, action] / size:.2%} on average"
+            )
+    return ""
