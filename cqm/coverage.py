@@ -144,21 +144,17 @@ def _sums(cells: np.ndarray, values: np.ndarray) -> np.ndarray:
 
 def _mismatch(cells: np.ndarray, taken: np.ndarray, propensities: np.ndarray) -> str:
     """Where actions were taken far more or less often than their propensities say; or nothing."""
-    for where, own in (("all", np.zeros_like(cells)), ("region", cells)):
-        sizes, counts, expected = (
-            _sums(own, taken * 0 + 1),
-            _sums(own, taken),
-            _sums(own, propensities),
-        )
+    for own in (np.zeros_like(cells), cells):  # everywhere, and then in regions
+        counts, expected = _sums(own, taken), _sums(own, propensities)
         # One is added because the count of what hardly ever happens is far from normal.
         errors = np.sqrt(_sums(own, propensities * (1 - propensities)) + 1)
         off = np.abs(counts - expected) / errors
         if off.max() > SIGNIFICANT:
             region, action = np.unravel_index(off.argmax(), off.shape)
-            size = sizes[region, action]
-            place = "" if where == "all" else f" in region {region} (of {len(off)})"
+            size = np.sum(own[:, action] == region)
+            place = f" in region {region} (of {len(off)})" if len(off) > 1 else ""
             return (
-                f"action {action} is {counts[region, action] / size:.2%} of {size:.0f} decisions"
+                f"action {action} is {counts[region, action] / size:.2%} of {size} decisions"
                 f"{place}, where its propensity is {expected[region, action] / size:.2%} on average"
             )
     return ""

@@ -66,6 +66,7 @@ def test_a_baseline_removes_noise_and_no_effect(problems):
     assert np.mean(errors[True]) < 0.5 * np.mean(errors[False])
 
 
+@pytest.mark.filterwarnings("ignore:poor coverage")  # it is right
 def test_wrong_propensities_are_visible(problems):
     logs = problems[0].logs(30_000, np.random.default_rng(3))
     assert error(HindsightModel(method="tabular").fit(logs), problems[0]) < 0.1

@@ -64,6 +64,7 @@ def test_tabular_error_falls_with_the_root_of_the_trajectories(problems):
     assert -0.6 < slope(make, problems, sizes, seed=1) < -0.4
 
 
+@pytest.mark.filterwarnings("ignore:poor coverage")  # it is right
 def test_doubly_robust_needs_one_of_the_two_and_plain_ones_do_not_do(problems):
     problem = problems[0]
     logs = problem.logs(30_000, np.random.default_rng(3))
