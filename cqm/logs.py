@@ -77,6 +77,7 @@ class Logs:
         discount: float = 0.95,
         observation_names: Sequence[str] | None = None,
         feature_names: Sequence[str] | None = None,
+        closed: bool = False,
         world: Mapping[str, Any] | None = None,
     ) -> Logs:
         """Logs from your own numbers.
@@ -84,8 +85,7 @@ class Logs:
         Args:
             observations: At the decision, `[n, observations]`.
             actions: Whole numbers, `[n, horizon]`; `[n]` for one step.
-            features: Of every step, `[n, horizon, features]`. Where they have the names of the
-                observations they are taken to be the observations of the next states.
+            features: Of every step, `[n, horizon, features]`.
             num_actions: Candidate actions; those that occur by default.
             candidate_actions: Their controls, `[actions, controls]`; their numbers by default.
             propensities: Probabilities of the candidate actions at the decision, `[n, actions]`,
@@ -96,7 +96,9 @@ class Logs:
                 behaviour that sees the state and is estimated where it is needed.
             discount: Of the outcome.
             observation_names: `obs_0`, ... by default.
-            feature_names: The observations' where both are equally many; `feature_0`, ... if not.
+            feature_names: `feature_0`, ... by default.
+            closed: The features are the observation of the next state, and have its names; so
+                they are where they are given its names.
             world: The identity of the world, where branches of it are to calibrate a model.
 
         >>> rng = np.random.default_rng(0)
@@ -125,9 +127,13 @@ class Logs:
         if observation_names is None:
             observation_names = [f"obs_{i}" for i in range(observations.shape[1])]
         if feature_names is None:
-            closed = features.shape[2] == observations.shape[1]
             plain = [f"feature_{i}" for i in range(features.shape[2])]
             feature_names = observation_names if closed else plain
+        if closed and list(feature_names) != list(observation_names):
+            raise ValueError(
+                "features that are the next observation have its names; got "
+                f"{list(feature_names)} for {list(observation_names)}"
+            )
         law = continuation if isinstance(continuation, str) else tuple(map(float, continuation))
         return cls(
             observations,

@@ -23,7 +23,7 @@ def arrays(num=300, horizon=3, seed=0):
 def test_from_arrays_and_its_properties():
     given = arrays()
     logs = Logs.from_arrays(**given, discount=0.5, propensities=[0.5, 0.5])
-    assert (len(logs), logs.num_actions, logs.closed) == (300, 2, True)
+    assert (len(logs), logs.num_actions, logs.feature_names[1]) == (300, 2, "feature_1")
     expected = given["features"] @ np.eye(2)
     expected = expected[:, 0] + 0.5 * expected[:, 1] + 0.25 * expected[:, 2]
     np.testing.assert_allclose(logs.outcomes, expected)
@@ -34,6 +34,16 @@ def test_from_arrays_and_its_properties():
     assert Logs.from_arrays(**given, continuation="uniform").known_continuation
     with pytest.raises(ValueError, match="test must leave trajectories on both sides"):
         logs.split(300)
+
+
+def test_features_are_the_next_observation_only_on_purpose():
+    given = arrays()
+    assert not Logs.from_arrays(**given).closed  # however many there are
+    assert Logs.from_arrays(**given, closed=True).closed
+    named = Logs.from_arrays(**given, observation_names=["x", "v"], feature_names=["x", "v"])
+    assert named.closed
+    with pytest.raises(ValueError, match=r"have its names; got \['x', 'v'\] for \['obs_0'"):
+        Logs.from_arrays(**given, feature_names=["x", "v"], closed=True)
 
 
 def changed(name, value):
