@@ -3,16 +3,78 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 if TYPE_CHECKING:
     from cqm.logs import Logs
 
+MAX_ACTIONS = 2**15  # which are as many as the numbers on disk can tell apart
+
+
+def check_candidates(
+    actions: np.ndarray, num_actions: int | None, candidate_actions: ArrayLike | None
+) -> np.ndarray:
+    """Candidate actions `[actions, controls]`: as given, or the numbers of those that occur."""
+    if num_actions is not None and not isinstance(num_actions, Integral):
+        raise ValueError(f"num_actions must be a whole number; got {num_actions!r}")
+    if candidate_actions is None:
+        num = int(actions.max(initial=0)) + 1 if num_actions is None else int(num_actions)
+        _check_number(num)
+        return np.arange(num, dtype=float)[:, None]
+    candidates = np.asarray(candidate_actions, float)
+    if candidates.ndim != 2:
+        raise ValueError(
+            f"candidate_actions must be [actions, controls]; got shape {list(candidates.shape)}"
+        )
+    if num_actions is not None and num_actions != len(candidates):
+        raise ValueError(
+            f"num_actions is {num_actions}, but there are {len(candidates)} candidate actions; "
+            "leave one of them out"
+        )
+    return candidates
+
+
+def check_law(continuation: str | Sequence[float], num_actions: int) -> str | tuple[float, ...]:
+    """The law of the later actions: a name, or probabilities of the candidate actions."""
+    if isinstance(continuation, str):
+        return continuation
+    law = np.asarray(continuation, float)
+    if law.shape != (num_actions,) or not np.all(law >= 0) or abs(law.sum() - 1) > 1e-6:
+        raise ValueError(
+            f"continuation must be a name, or {num_actions} probabilities that sum to 1, one a "
+            f"candidate action; got {continuation!r}"
+        )
+    return tuple(law.tolist())
+
+
+def full_propensities(propensities: ArrayLike, num: int, num_actions: int) -> np.ndarray:
+    """Propensities `[n, actions]`, from those of every decision or one row for all."""
+    given = np.asarray(propensities, float)
+    if given.shape not in ((num_actions,), (num, num_actions)):
+        raise ValueError(
+            f"propensities must be [n, actions] = {[num, num_actions]}, or [actions] for all, the "
+            "probabilities of all candidate actions and not only of the one taken; "
+            f"got {list(given.shape)}"
+        )
+    return np.array(np.broadcast_to(given, (num, num_actions)))
+
 
 def check_shapes(logs: Logs) -> None:
     """Raise where the arrays of logs do not fit each other."""
+    for name, axes in (
+        ("observations", ("n", "observations")),
+        ("actions", ("n", "horizon")),
+        ("features", ("n", "horizon", "features")),
+        ("propensities", ("n", "actions")),
+        ("groups", ("n",)),
+    ):
+        values = getattr(logs, name)
+        if values is not None and values.ndim != len(axes):
+            raise ValueError(f"{name} must be [{', '.join(axes)}]; got shape {list(values.shape)}")
     num, horizon = logs.actions.shape
     lengths = {name: len(getattr(logs, name)) for name in ("observations", "actions", "features")}
     for name in ("propensities", "groups"):
@@ -29,18 +91,29 @@ def check_shapes(logs: Logs) -> None:
         )
     if logs.num_actions < 2:
         raise ValueError(f"effects compare at least 2 actions; got {logs.num_actions}")
+    _check_number(logs.num_actions)
+    if not np.isfinite(logs.candidate_actions).all():
+        raise ValueError(f"candidate_actions must be finite; got {logs.candidate_actions.tolist()}")
+    if logs.features.shape[2] == 0:
+        raise ValueError("logs need at least one feature, or nothing could be an effect; got none")
+    missing = sorted({"name", "kind"} - set(logs.world))
+    if missing:
+        raise ValueError(f"the identity of a world needs a name and a kind; got no {missing}")
     shape = (num, logs.num_actions)
     if logs.propensities is not None and logs.propensities.shape != shape:
         raise ValueError(
             f"propensities must be [n, actions] = {list(shape)}; "
             f"got {list(logs.propensities.shape)}"
         )
-    if logs.groups is not None and logs.groups.ndim != 1:
-        raise ValueError(f"groups must be [n], a number a row; got {list(logs.groups.shape)}")
     for name in ("observation", "feature"):
         values, names = getattr(logs, f"{name}s"), getattr(logs, f"{name}_names")
         if values.shape[-1] != len(names):
             raise ValueError(f"{values.shape[-1]} {name}s need as many names; got {len(names)}")
+
+
+def _check_number(num_actions: int) -> None:
+    if num_actions > MAX_ACTIONS:
+        raise ValueError(f"logs compare at most {MAX_ACTIONS} actions; got {num_actions}")
 
 
 def check_propensities(propensities: np.ndarray) -> None:

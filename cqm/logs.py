@@ -19,7 +19,15 @@ from numpy.typing import ArrayLike
 from cqm import storage
 from cqm.branches import Branches, Recipe, discounted
 from cqm.coverage import Coverage, measure_coverage
-from cqm.log_checks import check_propensities, check_shapes, stacked, whole
+from cqm.log_checks import (
+    check_candidates,
+    check_law,
+    check_propensities,
+    check_shapes,
+    full_propensities,
+    stacked,
+    whole,
+)
 
 ARRAYS = "logs.safetensors"
 CONFIG = "logs.json"
@@ -116,14 +124,10 @@ class Logs:
                 f"[n, horizon, features]; got {list(observations.shape)}, {list(actions.shape)} "
                 f"and {list(features.shape)}"
             )
-        if candidate_actions is None:
-            num_actions = int(actions.max(initial=0)) + 1 if num_actions is None else num_actions
-            candidate_actions = np.arange(num_actions)[:, None]
-        candidates = np.asarray(candidate_actions, float)
+        candidates = check_candidates(actions, num_actions, candidate_actions)
+        law = check_law(continuation, len(candidates))
         if propensities is not None:
-            propensities = np.array(propensities, float)
-            if propensities.ndim == 1:
-                propensities = np.tile(propensities, (len(observations), 1))
+            propensities = full_propensities(propensities, len(observations), len(candidates))
         if observation_names is None:
             observation_names = [f"obs_{i}" for i in range(observations.shape[1])]
         if feature_names is None:
@@ -134,7 +138,6 @@ class Logs:
                 "features that are the next observation have its names; got "
                 f"{list(feature_names)} for {list(observation_names)}"
             )
-        law = continuation if isinstance(continuation, str) else tuple(map(float, continuation))
         return cls(
             observations,
             actions,
@@ -176,7 +179,7 @@ class Logs:
             propensities = propensities(observations)
         if propensities is None:
             propensities = np.full(branches.num_actions, 1 / branches.num_actions)
-        chances = np.array(np.broadcast_to(propensities, (num, branches.num_actions)), float)
+        chances = full_propensities(propensities, num, branches.num_actions)
         check_propensities(chances)
         first = draw_rows(chances, rng.random(num))
         steps, later = branches.step_features, branches.continuation[:, 0]
@@ -220,6 +223,8 @@ class Logs:
         )
 
     def __getitem__(self, rows: slice | np.ndarray) -> Logs:
+        if not isinstance(rows, slice) and np.ndim(rows) != 1:
+            raise ValueError(f"logs are cut by slices or arrays of rows [rows]; got {rows!r}")
         return replace(
             self,
             observations=self.observations[rows],
@@ -256,8 +261,9 @@ class Logs:
         """The same logs with other propensities, or with none: they will be estimated."""
         if propensities is None:
             return replace(self, propensities=None)
-        shape = (len(self), self.num_actions)
-        return replace(self, propensities=np.array(np.broadcast_to(propensities, shape), float))
+        return replace(
+            self, propensities=full_propensities(propensities, len(self), self.num_actions)
+        )
 
     @property
     def num_actions(self) -> int:

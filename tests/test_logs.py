@@ -78,6 +78,32 @@ def with_nan(values):
         ({**arrays(), "propensities": [np.nan, 0.5]}, r"propensities must be in \(0, 1\]"),
         ({**arrays(), "propensities": [0.5, 0.4]}, "must sum to 1; row 0 sums to 0.9"),
         ({**arrays(), "propensities": np.full((300, 3), 1 / 3)}, r"propensities must be \[n, act"),
+        (
+            {**arrays(), "propensities": np.full(300, 0.5)},
+            r"not only of the one taken; got \[300\]",
+        ),
+        ({**arrays(), "propensities": 0.5}, r"not only of the one taken; got \[\]"),
+        ({**arrays(), "continuation": [0.5, 0.4]}, "2 probabilities that sum to 1"),
+        ({**arrays(), "continuation": [0.5, np.nan]}, "2 probabilities that sum to 1"),
+        ({**arrays(), "continuation": [1.5, -0.5]}, "2 probabilities that sum to 1"),
+        ({**arrays(), "continuation": [1 / 3] * 3}, "2 probabilities that sum to 1"),
+        ({**arrays(), "continuation": 0.5}, "2 probabilities that sum to 1"),
+        (
+            {**arrays(), "num_actions": 3, "candidate_actions": [[0.0], [1.0]]},
+            "num_actions is 3, but there are 2 candidate actions",
+        ),
+        ({**arrays(), "num_actions": 2.5}, "num_actions must be a whole number; got 2.5"),
+        ({**arrays(), "num_actions": 10**12}, "at most 32768 actions; got 1000000000000"),
+        (changed("actions", np.full((300, 3), 10**12)), "at most 32768 actions; got 1000000000001"),
+        ({**arrays(), "candidate_actions": [[0.0], [np.nan]]}, "candidate_actions must be finite"),
+        (
+            {**arrays(), "candidate_actions": [0.0, 1.0]},
+            r"must be \[actions, controls\]; got .*\[2\]",
+        ),
+        ({**arrays(), "candidate_actions": 2.0}, r"must be \[actions, controls\]; got .*\[\]"),
+        ({**arrays(), "world": {"name": "plant"}}, r"a name and a kind; got no \['kind'\]"),
+        (changed("features", np.zeros((300, 3, 0))), "at least one feature"),
+        ({**arrays(), "groups": 3}, r"groups must be \[n\]"),
         (changed("actions", np.zeros((300, 3), int)), "at least 2 actions; got 1"),
         (arrays(num=0), "there are no trajectories"),
         (changed("features", np.zeros((300, 3))), "features \\[n, horizon, features\\]"),
@@ -86,6 +112,17 @@ def with_nan(values):
 def test_what_is_wrong_is_said(given, message):
     with pytest.raises(ValueError, match=message):
         Logs.from_arrays(**given)
+
+
+def test_rows_and_propensities_are_replaced_by_fitting_ones_only():
+    logs = Logs.from_arrays(**arrays())
+    assert len(logs[[3, 5]]) == 2
+    for rows in (3, np.int64(3), np.zeros((2, 2), int)):
+        with pytest.raises(ValueError, match="cut by slices or arrays of rows"):
+            logs[rows]
+    for wrong in (0.5, np.full(300, 0.5), np.full((300, 3), 1 / 3), np.full((1, 2), 0.5)):
+        with pytest.raises(ValueError, match="not only of the one taken"):
+            logs.with_propensities(wrong)
 
 
 def test_windows_of_one_episode_stay_together():
@@ -104,7 +141,7 @@ def test_windows_of_one_episode_stay_together():
         Logs.from_arrays(**arrays(), groups=np.full(300, 0.5))
     with pytest.raises(ValueError, match=r"equally long; got .*'groups': 7"):
         Logs.from_arrays(**arrays(), groups=np.arange(7))
-    with pytest.raises(ValueError, match=r"groups must be \[n\], a number a row; got \[300, 1\]"):
+    with pytest.raises(ValueError, match=r"groups must be \[n\]; got shape \[300, 1\]"):
         Logs.from_arrays(**arrays(), groups=groups[:, None])
 
 
