@@ -8,6 +8,8 @@ whether the logs can tell it at all.
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -297,26 +299,26 @@ class Logs:
         )
 
     def save(self, directory: str | Path) -> None:
-        """Write the logs: arrays, and a description with their checksum."""
+        """Write the logs: arrays, and a description with their checksum; each knows the other."""
         directory = Path(directory)
         arrays = {name: getattr(self, name) for name in ("observations", "features")}
         arrays["actions"] = self.actions.astype(np.int16)
         for name in ("propensities", "groups"):
             if getattr(self, name) is not None:
                 arrays[name] = getattr(self, name)
-        written = storage.write_pieces(
-            directory / ARRAYS, storage.encode_arrays([arrays], {"kind": "cqm logs"})
-        )
         config = {
             "kind": "logs",
-            "sha256": written.sha256,
             "world": dict(self.world),
             "recipe": self.recipe.to_json(),
             "candidate_actions": self.candidate_actions.tolist(),
             "observation_names": list(self.observation_names),
             "feature_names": list(self.feature_names),
         }
-        storage.write_json(directory / CONFIG, config)
+        metadata = {"kind": "cqm logs", "description": _digest(config)}
+        written = storage.write_pieces(
+            directory / ARRAYS, storage.encode_arrays([arrays], metadata)
+        )
+        storage.write_json(directory / CONFIG, {**config, "sha256": written.sha256})
 
     @classmethod
     def load(cls, directory: str | Path) -> Logs:
@@ -326,12 +328,24 @@ class Logs:
         path = directory / ARRAYS
         if config.get("kind") != "logs":
             raise storage.DamagedFileError(f"{directory / CONFIG} is not of logs")
-        if storage.sha256(path) != config.get("sha256"):
+        needed = {"sha256", "world", "recipe", "candidate_actions", "observation_names"}
+        missing = sorted((needed | {"feature_names"}) - set(config))
+        if missing:
+            raise storage.DamagedFileError(
+                f"{directory / CONFIG} lacks {missing}; save the logs again"
+            )
+        if storage.sha256(path) != config.pop("sha256"):
             raise storage.DamagedFileError(
                 f"{path} is damaged: its checksum is wrong; save the logs again"
             )
         with storage.open_arrays(path) as file:
+            metadata = file.metadata() or {}
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        if metadata.get("description") != _digest(config):
+            raise storage.DamagedFileError(
+                f"{directory / CONFIG} was changed, or {path.name} belongs to other logs; save "
+                "the logs again"
+            )
         return cls(
             arrays["observations"],
             arrays["actions"].astype(np.int64),
@@ -344,6 +358,10 @@ class Logs:
             config["world"],
             arrays.get("groups"),
         )
+
+
+def _digest(description: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()
 
 
 def draw_rows(chances: np.ndarray, uniforms: np.ndarray) -> np.ndarray:

@@ -1,12 +1,14 @@
 """Logs: where they come from, what they refuse, and whether they cover the actions."""
 
+import json
+
 import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
 
 import cqm
-from cqm.logs import ARRAYS, Logs
+from cqm.logs import ARRAYS, CONFIG, Logs
 from cqm.models.residual import ResidualModel
 from cqm.storage import DamagedFileError
 
@@ -180,6 +182,24 @@ def test_saved_and_loaded(tmp_path):
     content[-5] ^= 1
     (tmp_path / ARRAYS).write_bytes(content)
     with pytest.raises(DamagedFileError, match="checksum is wrong"):
+        Logs.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda config: config.pop("recipe"), r"logs.json lacks \['recipe'\]"),
+        (lambda config: config.pop("sha256"), r"logs.json lacks \['sha256'\]"),
+        (lambda config: config["recipe"].update(discount=0.5), "logs.json was changed"),
+        (lambda config: config.update(feature_names=["a", "b"]), "logs.json was changed"),
+    ],
+)
+def test_a_changed_description_is_noticed(tmp_path, change, message):
+    Logs.from_arrays(**arrays()).save(tmp_path)
+    config = json.loads((tmp_path / CONFIG).read_text())
+    change(config)
+    (tmp_path / CONFIG).write_text(json.dumps(config))
+    with pytest.raises(DamagedFileError, match=message):
         Logs.load(tmp_path)
 
 
