@@ -193,7 +193,12 @@ class Fit:
         from cqm.models.logged import LogEstimator
         from cqm.models.residual import ResidualModel
 
-        if self.estimator == "branched" or self.paper:
+        if self.paper and self.estimator != "branched":
+            raise ValueError(
+                f"--paper is the paper's model, which learns from branches; --estimator "
+                f"{self.estimator} learns from logs; leave one of them out"
+            )
+        if self.estimator == "branched":
             raise ValueError(
                 f"{self.directory} holds logs, which were never branched; "
                 "learn from them with --estimator residual or --estimator hindsight"
@@ -244,13 +249,18 @@ class Ask:
         """Print the ranking of every state."""
         from cqm.decisions import rank
         from cqm.models.estimator import load_model
+        from cqm.observations import choose_observations
         from cqm.queries import Query
         from cqm.worlds import reload_world
 
-        model = load_model(self.directory)
-        world = reload_world(model.world_)
-        query = Query.formula(self.reward, world)
-        observations = self._observations(model, world)
+        model, world = load_model(self.directory), None
+        try:
+            world = reload_world(model.world_)
+        except ValueError as error:  # as for most logs; names and a file of states will do
+            if not isinstance(self.states, Path):
+                raise ValueError(f"{error}; here, give --states FILE") from error
+        query = Query.formula(self.reward, world or model)
+        observations = choose_observations(self.states, model, world, self.seed)
         advantages = model.advantage(observations, query)
         verdict, trust = (
             None,
@@ -278,25 +288,6 @@ class Ask:
             _print_table([_answer_row(answer) for answer in answers])
             print(trust)
         return 0
-
-    def _observations(self, model: Any, world: Any) -> Any:
-        from cqm.collection import collect
-        from cqm.observations import read_observations
-
-        if isinstance(self.states, Path):
-            observations = read_observations(self.states, model.observation_names)
-            if len(observations) == 0:
-                raise ValueError(f"{self.states} holds no states")
-            return observations
-        # States as the model's own were: drawn and warmed up alike, from a seed of their own.
-        sample = collect(
-            world,
-            states=self.states,
-            horizon=1,
-            warmup=model.recipe_.warmup,
-            seed=model.recipe_.seed + 1 + self.seed,
-        )
-        return sample.observations
 
 
 def _answer_row(answer: dict[str, Any]) -> dict[str, Any]:

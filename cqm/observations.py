@@ -1,10 +1,14 @@
-"""Observations from a user's file: safetensors, NumPy or comma-separated values; never pickle."""
+"""Observations to ask a model about: sampled from its world, or from a user's file.
+
+Files are safetensors, NumPy or comma-separated values; never pickle.
+"""
 
 from __future__ import annotations
 
 import csv
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -12,6 +16,26 @@ from cqm import storage
 
 KINDS = (".safetensors", ".npy", ".csv")
 ARRAY = "observations"  # its name in a safetensors file
+
+
+def choose_observations(states: int | Path, model: Any, world: Any, seed: int) -> np.ndarray:
+    """Observations `[n, observations]` for a model: so many of its world, or those of a file."""
+    from cqm.collection import collect
+
+    if isinstance(states, Path):
+        observations = read_observations(states, model.observation_names)
+        if len(observations) == 0:
+            raise ValueError(f"{states} holds no states")
+        return observations
+    # States as the model's own were: drawn and warmed up alike, from a seed of their own.
+    sample = collect(
+        world,
+        states=states,
+        horizon=1,
+        warmup=model.recipe_.warmup,
+        seed=model.recipe_.seed + 1 + seed,
+    )
+    return sample.observations
 
 
 def read_observations(path: str | Path, names: Sequence[str]) -> np.ndarray:

@@ -94,6 +94,28 @@ def test_worlds_list(capsys):
     assert "one state at a time" in rows["humanoid-run"]["cloned by"]
 
 
+def test_a_model_of_logs_is_asked_with_a_file_of_states(tmp_path, capsys):
+    rng = np.random.default_rng(0)
+    states, actions = rng.normal(size=(600, 2)), rng.integers(2, size=600)
+    logs = cqm.Logs.from_arrays(
+        states, actions, actions[:, None, None] + 0.0, feature_names=["yield_"]
+    )
+    logs.save(tmp_path / "logs")
+    fit = ["fit", str(tmp_path / "logs"), "--out", str(tmp_path / "model")]
+    assert main([*fit, "--estimator", "residual", "--paper"]) == 2
+    assert "--paper is the paper's model, which learns from branches" in capsys.readouterr().err
+    assert main([*fit, "--estimator", "residual"]) == 0
+    np.save(tmp_path / "states.npy", states[:3])
+    query = ["query", str(tmp_path / "model"), "--reward=2 * yield_"]
+    assert main([*query, "--states", str(tmp_path / "states.npy")]) == 0
+    assert capsys.readouterr().out.count("1 > 0") == 3
+    assert main(query) == 2
+    assert "so it cannot be loaded" in (told := capsys.readouterr().err)
+    assert "here, give --states FILE" in told
+    assert main([*query[:2], "--reward=abs(yield_)", "--states", str(tmp_path / "states.npy")]) == 2
+    assert "a reward that is not linear needs a world" in capsys.readouterr().err
+
+
 def test_fit_then_query(tmp_path, capsys):
     collect = ["collect", "cartpole-swingup", "--horizon", "4"]
     assert main([*collect, "--states", "400", "--out", str(tmp_path / "train")]) == 0

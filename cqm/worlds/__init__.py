@@ -73,7 +73,8 @@ def reload_world(identity: Mapping[str, Any]) -> World:
 
     if identity["kind"] not in ("suite", "suite task", "gymnasium"):
         raise ValueError(
-            f"the world {identity['name']!r} is not known by its name alone; give it as an argument"
+            f"the world {identity['name']!r} is not known by its name alone, so it cannot be "
+            "loaded; functions take the world itself"
         )
     nuisance = identity.get("nuisance")
     world = load_world(
