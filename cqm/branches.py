@@ -41,8 +41,8 @@ class Recipe:
     arms: int | tuple[tuple[int, ...], ...] | None = None
     """Candidate actions a family branches: all, a number that each family draws at random, or
     subsets of which each family draws one."""
-    warmup: tuple[int, int] = (0, 20)
-    """Least and most random controls applied to an initial state."""
+    warmup: tuple[int, int] | None = (0, 20)
+    """Least and most random controls applied to an initial state; None only where nobody knows."""
     continuation: str | tuple[float, ...] = "uniform"
     """Law of the actions after the first: `uniform`, probabilities, or the name of a policy."""
     per_step: bool = False
@@ -57,7 +57,7 @@ class Recipe:
                 raise ValueError(f"{name} must be a whole number, at least 1; got {value!r}")
         if not isinstance(self.discount, Real) or not 0 <= self.discount <= 1:
             raise ValueError(f"discount must be in [0, 1]; got {self.discount!r}")
-        if (
+        if self.warmup is not None and (
             not isinstance(self.warmup, tuple)
             or len(self.warmup) != 2
             or not all(isinstance(length, Integral) for length in self.warmup)

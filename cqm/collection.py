@@ -106,6 +106,8 @@ def plan_collection(world: World, recipe: Mapping[str, Any]) -> Plan:
             f"unknown settings {unknown}; available: {sorted(Recipe.__dataclass_fields__)}"
         )
     checked = Recipe(**values)
+    if checked.warmup is None:
+        raise ValueError("warmup must be (least, most) with 0 <= least <= most; got None")
     if not isinstance(policy, Policy):
         _check_continuation(checked.continuation, num_actions)
     subsets, num_arms = _check_arms(checked.arms, num_actions)

@@ -152,6 +152,7 @@ class Logs:
                 states=max(1, len(observations)),
                 horizon=max(1, actions.shape[1]),
                 discount=discount,
+                warmup=None,
                 continuation=law,
                 per_step=True,
             ),

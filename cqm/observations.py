@@ -27,6 +27,8 @@ def choose_observations(states: int | Path, model: Any, world: Any, seed: int) -
         if len(observations) == 0:
             raise ValueError(f"{states} holds no states")
         return observations
+    if model.recipe_.warmup is None:
+        raise ValueError("how the states of the logs came about is unknown; give --states FILE")
     # States as the model's own were: drawn and warmed up alike, from a seed of their own.
     sample = collect(
         world,

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from cqm.logs import Logs, draw_rows
+from cqm.worlds.base import World
 
 PATIENCE = 100  # episodes in a row without a window, after which recording gives up
 BehaviourFn = Callable[[np.ndarray], np.ndarray]  # an observation [d] -> probabilities [actions]
@@ -47,6 +48,7 @@ def from_gymnasium(
     candidate_actions: ArrayLike | None = None,
     stride: int | None = None,
     discount: float = 0.95,
+    world: World | None = None,
     seed: int = 0,
 ) -> Logs:
     """Record a Gymnasium environment; nothing of it is cloned.
@@ -61,6 +63,8 @@ def from_gymnasium(
         stride: Steps between windows of an episode; the horizon by default, so that they do
             not overlap.
         discount: Of the outcome.
+        world: The same environment as a world, whose branches can then calibrate a model; the logs
+            take its identity and its names.
         seed: Of the environment and the actions.
     """
     import gymnasium
@@ -83,6 +87,7 @@ def from_gymnasium(
             continuation="uniform" if behaviour is None else "behaviour",
             name=name,
             seed=seed,
+            world=world,
             limit=None if env.spec is None else env.spec.max_episode_steps,
             patience=PATIENCE,
         )
@@ -101,6 +106,7 @@ def from_minari(
     stride: int | None = None,
     discount: float = 0.95,
     continuation: str = "behaviour",
+    world: World | None = None,
     seed: int = 0,
 ) -> Logs:
     """Logs from a Minari data set, whose propensities are unknown.
@@ -117,6 +123,7 @@ def from_minari(
         stride: Steps between windows of an episode; the horizon by default.
         discount: Of the outcome.
         continuation: See `Logs.from_arrays`.
+        world: See `from_gymnasium`.
         seed: Of what stands for actions after a termination, where they change nothing.
     """
     if isinstance(dataset, str):
@@ -146,6 +153,7 @@ def from_minari(
         continuation=continuation,
         name=dataset.spec.dataset_id,
         seed=seed,
+        world=world,
         limit=None if dataset.env_spec is None else dataset.env_spec.max_episode_steps,
     )
 
@@ -161,6 +169,7 @@ def windows(
     continuation: str,
     name: str,
     seed: int,
+    world: World | None = None,
     limit: int | None = None,
     patience: int | None = None,
 ) -> Logs:
@@ -202,6 +211,11 @@ def windows(
     cut = [_window(seen[i], begin, horizon, len(candidates), rng) for i, begin in places]
     chances = [p[begin] for i, begin in places if (p := seen[i].propensities) is not None]
     names = [f"obs_{i}" for i in range(seen[0].observations.shape[1])]
+    if world is not None and not np.array_equal(world.candidate_actions, candidates):
+        raise ValueError(
+            f"the world's candidate actions are {world.candidate_actions.tolist()}; the logs have "
+            f"{candidates.tolist()}; give the same to both"
+        )
     return Logs.from_arrays(
         np.stack([np.append(seen[i].observations[begin], 0.0) for i, begin in places]),
         np.stack([actions for actions, _ in cut]),
@@ -211,9 +225,9 @@ def windows(
         groups=[i for i, _ in places],
         continuation=continuation,
         discount=discount,
-        observation_names=[*names, "terminated"],
-        feature_names=[*names, "reward", "terminated"],
-        world={"name": name, "kind": "logs"},
+        observation_names=world.observation_names if world else [*names, "terminated"],
+        feature_names=world.feature_names if world else [*names, "reward", "terminated"],
+        world=world.identity() if world else {"name": name, "kind": "logs"},
     )
 
 

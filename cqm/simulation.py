@@ -280,7 +280,7 @@ def _initial_states(
     """States after a random number of random controls, and whether they got there."""
     states = world.reset(num, stream(recipe.seed, block, _RESET))
     rng = stream(recipe.seed, block, _WARMUP)
-    least, most = recipe.warmup
+    least, most = recipe.warmup or (0, 0)
     lengths = rng.integers(least, most + 1, size=num)
     if world.continuous and np.isfinite([world.control_low, world.control_high]).all():
         size = (num, most, len(world.control_low))

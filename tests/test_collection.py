@@ -359,6 +359,7 @@ def test_another_configuration_is_refused(tmp_path, small_shards, world, setting
         ({"states": 0}, "states must be .*at least 1; got 0"),
         ({"discount": 2}, r"discount must be in \[0, 1\]; got 2"),
         ({"warmup": (5, 1)}, r"0 <= least <= most; got \(5, 1\)"),
+        ({"warmup": None}, r"warmup must be \(least, most\).*got None"),
         ({"warmup": 5}, r"warmup must be \(least, most\).*got 5"),
         ({"arms": 1}, r"arms must be a number in 2\.\.3; got 1"),
         ({"arms": 4}, r"arms must be a number in 2\.\.3; got 4"),

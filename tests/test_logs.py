@@ -8,6 +8,7 @@ import pytest
 from gymnasium import spaces
 
 import cqm
+from cqm.cli import main
 from cqm.logs import ARRAYS, CONFIG, Logs
 from cqm.models.residual import ResidualModel
 from cqm.storage import DamagedFileError
@@ -321,6 +322,25 @@ def test_recorded_from_gymnasium():
     assert model.effect(near, action=1, baseline=0)[0, 0] > 3  # about 2 in each of four steps
     with pytest.raises(ValueError, match="horizon must be at least 1"):
         Logs.from_gymnasium(Corridor(), trajectories=4, horizon=0)
+
+
+def test_branches_of_the_same_environment_calibrate_a_model_of_logs(tmp_path, capsys):
+    world = cqm.load_world("CartPole-v1")
+    recorded = {"trajectories": 300, "horizon": 3, "world": world}
+    logs = Logs.from_gymnasium("CartPole-v1", **recorded)
+    assert logs.world == world.identity()
+    assert logs.feature_names == world.feature_names
+    model = ResidualModel(weighting=False).fit(logs)
+    branches = cqm.collect(world, states=20, horizon=3, draws=16, warmup=(0, 5), threads=1)
+    assert model.calibrate(branches).calibration_.excess_error < 0.1
+    with pytest.raises(ValueError, match=r"calibration branches have horizon 2; .* learned from 3"):
+        model.calibrate(cqm.collect(world, states=4, horizon=2, draws=16, threads=1))
+    model.save(tmp_path)  # with what is unknown
+    assert ResidualModel.load(tmp_path).recipe_ == model.recipe_
+    assert main(["query", str(tmp_path), "--reward=reward"]) == 2
+    assert "is unknown; give --states FILE" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="the world's candidate actions are"):
+        Logs.from_gymnasium("CartPole-v1", **recorded, candidate_actions=[[1], [0]])
 
 
 class Coin(gymnasium.Env):
