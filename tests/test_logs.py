@@ -1,6 +1,7 @@
 """Logs: where they come from, what they refuse, and whether they cover the actions."""
 
 import json
+from pathlib import Path
 
 import gymnasium
 import numpy as np
@@ -432,3 +433,17 @@ def test_continuous_actions_need_candidates():
     assert _nearest(logged, candidates, 0.2).tolist() == [1, 0]
     with pytest.raises(ValueError, match="2 of 2 logged actions of an episode are none of the 2"):
         _nearest(logged, candidates, 1e-6)
+
+
+def test_the_page_on_logs_runs(capsys):
+    page = (Path(__file__).parent.parent / "docs" / "logs.md").read_text()
+    rng = np.random.default_rng(0)
+    actions = rng.integers(2, size=(900, 1))
+    given = {
+        "observations": rng.normal(size=(900, 2)),
+        "actions": actions,
+        "features": actions[..., None] + 0.1 * rng.normal(size=(900, 1, 1)),
+        "propensities": [0.5, 0.5],
+    }
+    exec(compile(page.split("```python\n")[1].split("```")[0], "logs.md", "exec"), given)
+    assert "no problem seen" in capsys.readouterr().out
