@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cqm.models.regression import ridge
+from cqm.models.regression import fold_numbers, ridge
 
 REGIONS = 20  # at most
 REGION_SIZE = 100  # decisions, at least
@@ -131,7 +131,7 @@ def _regions(observations: np.ndarray, taken: np.ndarray) -> np.ndarray:
     design = (design - design.mean(axis=0)) / np.maximum(design.std(axis=0), 1e-12)
     design = np.concatenate([np.ones((num, 1)), design], axis=1)
     # Cross-fitted, or an action would seem likely just where it happened to be taken.
-    likely = ridge(design, taken, 5).predictions
+    likely = ridge(design, taken, fold_numbers(num, 5)).predictions
     ranks = likely.argsort(axis=0, kind="stable").argsort(axis=0, kind="stable")
     return ranks * regions // num
 

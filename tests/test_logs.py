@@ -331,7 +331,7 @@ def test_branches_of_the_same_environment_calibrate_a_model_of_logs(tmp_path, ca
     logs = Logs.from_gymnasium("CartPole-v1", **recorded)
     assert logs.world == world.identity()
     assert logs.feature_names == world.feature_names
-    model = ResidualModel(weighting=False).fit(logs)
+    model = ResidualModel().fit(logs)
     branches = cqm.collect(world, states=20, horizon=3, draws=16, warmup=(0, 5), threads=1)
     assert model.calibrate(branches).calibration_.excess_error < 0.1
     with pytest.raises(ValueError, match=r"calibration branches have horizon 2; .* learned from 3"):

@@ -245,6 +245,18 @@ def test_weighting_keeps_effects_that_bend_with_the_state():
     np.testing.assert_allclose(found, [[1, -1], [1, 1.25]], atol=0.1)
 
 
+def test_effects_along_the_noise_are_not_lost():
+    """Two features that one noise shakes and one action moves, in units far apart."""
+    rng = np.random.default_rng(0)
+    states, actions = rng.normal(size=(3000, 1)), rng.integers(2, size=3000)
+    shared, own = rng.normal(size=3000), 0.01 * rng.normal(size=(2, 3000))
+    both = np.stack([actions + shared + own[0], 2 * actions + shared + own[1], np.ones(3000)], 1)
+    features = (both * [1e3, 1e-3, 1])[:, None]
+    logs = Logs.from_arrays(states, actions, features, feature_names=["u", "v", "constant"])
+    found = ResidualModel().fit(logs).effect([[0.0]], action=1, baseline=0)
+    np.testing.assert_allclose(found / [1e3, 1e-3, 1], [[1, 2, 0]], atol=0.1)
+
+
 def test_a_card_says_that_nothing_was_seen():
     rng = np.random.default_rng(0)
     logs = Logs.from_arrays(

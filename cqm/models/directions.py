@@ -3,14 +3,19 @@
 Most of what makes outcomes differ between trajectories is noise that no action moves. It lives in
 some directions of the features and leaves others nearly alone. The covariance of what a
 regression on state and action cannot explain tells which (generalised least squares): measured in
-units of that noise, the directions that actions move stand out. Where the features are the
-next observation, directions that are predicted almost perfectly belong to them as well: carrying
-them along costs nothing, and they tell how the moved ones go on.
+units of that noise, the directions that actions move stand out. What is measured and what it
+stands for differ where noise is correlated: an effect on two features that the same noise shakes is
+best seen in their difference, and is then known for both.
+
+Where the features are the next observation, directions that are predicted almost perfectly belong
+to them as well: carrying them along costs nothing, and they tell how the moved ones go on.
 
 Along directions in which the noise hides whatever actions do, effects are taken to be zero.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -25,8 +30,20 @@ _WAVES = 32
 _LATER = 1200  # regressors for later actions, at most
 
 
-def visible_log_directions(logs: Logs) -> np.ndarray:
-    """An orthonormal basis `[features, kept]` of where logs show effects; empty if they show none.
+@dataclass(frozen=True)
+class Directions:
+    """Where effects are seen: `effects @ measures` are coordinates, `coordinates @ stands_for.T`
+    the effects again."""
+
+    measures: np.ndarray  # [features, kept]
+    stands_for: np.ndarray  # [features, kept]
+
+    def __len__(self) -> int:
+        return self.measures.shape[1]
+
+
+def visible_log_directions(logs: Logs) -> Directions:
+    """Where logs show effects; no direction if they show none.
 
     From single steps where the features are the next observation, from outcomes otherwise.
     """
@@ -47,9 +64,10 @@ def visible_log_directions(logs: Logs) -> np.ndarray:
     return visible_directions(before, after, actions, every, closed=logs.closed)
 
 
-def least_noisy_direction(outcomes: np.ndarray) -> np.ndarray:
-    """Where nothing stands out this direction is as good as any, `[features, 1]`."""
-    return np.linalg.svd(outcomes - outcomes.mean(axis=0), full_matrices=False)[2][-1:].T
+def least_noisy_direction(outcomes: np.ndarray) -> Directions:
+    """Where nothing stands out this direction is as good as any."""
+    axes = np.linalg.svd(outcomes - outcomes.mean(axis=0), full_matrices=False)[2]
+    return Directions(axes[-1:].T, axes[-1:].T)
 
 
 def later_regressors(logs: Logs, seen: np.ndarray) -> np.ndarray:
@@ -78,8 +96,8 @@ def visible_directions(
     propensities: np.ndarray,
     *,
     closed: bool,
-) -> np.ndarray:
-    """An orthonormal basis `[features, kept]` of the directions that actions are seen to move.
+) -> Directions:
+    """The directions that actions are seen to move.
 
     Args:
         before: Observations, `[n, observations]`.
@@ -89,6 +107,10 @@ def visible_directions(
         closed: Whether `after` are the observations that follow `before`.
     """
     num, size = after.shape
+    if not closed:  # units must not decide what counts as noise
+        units = after.std(axis=0)
+        units = np.where(units > 0, units, 1.0)
+        after = after / units
     shift, whitening = _whitening(before, num)
     design, explained = _moments(before - shift, whitening, after, actions, propensities)
     states = 1 + whitening.shape[1] + _WAVES
@@ -105,12 +127,15 @@ def visible_directions(
     extra = len(design) - states
     # The largest strength that chance alone would give.
     edge = float((np.sqrt(extra) + np.sqrt(size) + 3) ** 2 / degrees)
-    candidates = [to_white @ found[:, i] for i in range(size) if strength[i] > edge]
-    if closed:
-        shares, own = np.linalg.eigh(whitening.T @ noise @ whitening)
-        steady = np.linalg.qr(whitening @ own[:, shares < _UNPREDICTABLE])[0]
-        candidates = [*steady.T, *candidates]
-    return _independent(candidates, size)
+    seen = found[:, strength > edge]
+    if not closed:
+        stands_for = axes * np.sqrt(scales) @ seen
+        return Directions(to_white @ seen / units[:, None], stands_for * units[:, None])
+    shares, own = np.linalg.eigh(whitening.T @ noise @ whitening)
+    steady = np.linalg.qr(whitening @ own[:, shares < _UNPREDICTABLE])[0]
+    # Transitions need one basis for what a step starts from and what it leads to.
+    basis = _independent([*steady.T, *(to_white @ seen).T], size)
+    return Directions(basis, basis)
 
 
 def _whitening(values: np.ndarray, num: int) -> tuple[np.ndarray, np.ndarray]:

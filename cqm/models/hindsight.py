@@ -158,13 +158,13 @@ class HindsightModel(LogEstimator):
 
     def _learn_network(self, logs: Logs, options: Mapping[str, Any]) -> Predictor:
         settings = self.settings
-        basis, inputs = self._coordinates(logs)
+        directions, inputs = self._coordinates(logs)
         seen = inputs(logs.observations)
         chances = self._propensities(logs, seen)
         rng = np.random.default_rng(settings.seed)
         regressors = Waves.draw(seen, 2 * _WAVES, rng)(seen)
         folds = self._folds(logs)
-        events = _surprises(logs.features @ basis, regressors, folds)
+        events = _surprises(logs.features @ directions.measures, regressors, folds)
         ratio = self._ratios(logs, seen, events, chances, folds, options)
         # What it would be on average from a state, if it were exact, is zero.
         flat = ratio.reshape(len(logs), -1)
@@ -178,8 +178,8 @@ class HindsightModel(LogEstimator):
             targets = np.einsum("k,nka,nkd->nad", discounts, ratio, values)
             return _distilled(seen, inputs, center(targets), basis, folds, settings)
 
-        self._distil_fn, self._events, self._kept = distil, logs.features, basis.shape[1]
-        return distil(logs.features @ basis, basis)
+        self._distil_fn, self._events, self._kept = distil, logs.features, len(directions)
+        return distil(logs.features @ directions.measures, directions.stands_for)
 
     def _ratios(
         self,

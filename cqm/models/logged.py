@@ -23,7 +23,7 @@ from cqm import decisions, storage
 from cqm.branches import Recipe
 from cqm.logs import Logs
 from cqm.models.conditioning import Coordinates, input_coordinates
-from cqm.models.directions import least_noisy_direction, visible_log_directions
+from cqm.models.directions import Directions, least_noisy_direction, visible_log_directions
 from cqm.models.estimator import Estimator
 from cqm.models.predictors import Classifier, Predictor, restore_predictor
 from cqm.models.regression import Table, Waves, fold_numbers, mean_by, ridge
@@ -204,26 +204,26 @@ class LogEstimator(Estimator):
             raise ValueError("the model is not fitted; call fit(logs) first")
         return self.predictor_
 
-    def _coordinates(self, logs: Logs) -> tuple[np.ndarray, Coordinates]:
+    def _coordinates(self, logs: Logs) -> tuple[Directions, Coordinates]:
         """The directions in which effects are learned, and coordinates of the observations."""
-        basis = np.eye(len(logs.feature_names))
+        every = np.eye(len(logs.feature_names))
+        directions = Directions(every, every)
         if self.settings.weighting:
-            found = visible_log_directions(logs)
-            note = f"effects were seen along {found.shape[1]} of {len(basis)} directions"
-            if not found.shape[1]:
-                found = least_noisy_direction(logs.outcomes)
+            directions = visible_log_directions(logs)
+            note = f"effects were seen along {len(directions)} of {len(every)} directions"
+            if not len(directions):
+                directions = least_noisy_direction(logs.outcomes)
                 note = "no effect stood out from the noise; the least noisy direction was kept"
             self.notes_.append(f"{note}; along the others effects are taken to be zero")
-            basis = found
         kind: Literal["effect", "whiten"] = "effect" if self.settings.weighting else "whiten"
         closed = logs.closed and self.settings.weighting
-        inputs = input_coordinates(kind, logs.observations, basis, closed=closed)
+        inputs = input_coordinates(kind, logs.observations, directions.measures, closed=closed)
         if inputs.matrix.shape[1] == 0:
             raise ValueError(
                 "all observations are the same, so there is nothing to regress on; use "
                 "method='tabular', which averages"
             )
-        return basis, inputs
+        return directions, inputs
 
     def _table_propensities(self, logs: Logs, cells: np.ndarray, table: Table) -> np.ndarray:
         """Propensities of every row `[n, actions]` for a finite set of observations."""

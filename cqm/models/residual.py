@@ -15,7 +15,7 @@ import numpy as np
 
 from cqm.logs import Logs
 from cqm.models.conditioning import Coordinates
-from cqm.models.directions import later_regressors
+from cqm.models.directions import Directions, later_regressors
 from cqm.models.logged import LogEstimator, LogSettings, check_cells
 from cqm.models.logged_steps import fit_steps
 from cqm.models.predictors import Predictor, TablePredictor, WavePredictor
@@ -92,21 +92,23 @@ class ResidualModel(LogEstimator):
                 f"features {list(logs.feature_names)[:4]}... and observations "
                 f"{list(logs.observation_names)[:4]}..."
             )
-        basis, inputs = self._coordinates(logs)
+        directions, inputs = self._coordinates(logs)
         if method == "steps":
-            return fit_steps(self, logs, basis, options)
-        return self._learn_direct(logs, basis, inputs)
+            return fit_steps(self, logs, directions.measures, options)
+        return self._learn_direct(logs, directions, inputs)
 
-    def _learn_direct(self, logs: Logs, basis: np.ndarray, inputs: Coordinates) -> WavePredictor:
+    def _learn_direct(
+        self, logs: Logs, directions: Directions, inputs: Coordinates
+    ) -> WavePredictor:
         settings, seen = self.settings, inputs(logs.observations)
         chances = self._propensities(logs, seen)
         rng = np.random.default_rng(settings.seed)
-        targets = logs.outcomes @ basis
-        later = later_regressors(logs, seen[:, : basis.shape[1]])
+        targets = logs.outcomes @ directions.measures
+        later = later_regressors(logs, seen[:, : len(directions)])
         baseline = np.concatenate([Waves.draw(seen, 2 * _WAVES, rng)(seen), later], axis=1)
         folds = self._folds(logs)
         residuals = targets - ridge(baseline, targets, folds).predictions
-        root = np.eye(basis.shape[1]) / (residuals.std() or 1.0)
+        root = np.eye(len(directions)) / (residuals.std() or 1.0)
         if settings.weighting:
             root = inverse_root(shrunk_covariance(residuals))
         weighed = residuals @ root
@@ -125,7 +127,7 @@ class ResidualModel(LogEstimator):
             np.stack([waves.frequencies for waves, _ in members]),
             np.stack([waves.phases for waves, _ in members]),
             np.stack([weights for _, weights in members]),
-            basis @ np.linalg.inv(root).T,
+            directions.stands_for @ np.linalg.inv(root).T,
         )
 
     def _learn_table(self, logs: Logs) -> TablePredictor:

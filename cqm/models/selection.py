@@ -55,9 +55,10 @@ def held_out_scores(
     logs.coverage().check()
     folds = fold_numbers(len(logs), _FOLDS, logs.groups)
     taken = (logs.first_actions[:, None] == np.arange(logs.num_actions)).astype(float)
-    basis = visible_log_directions(logs)
-    if not basis.shape[1]:
-        basis = least_noisy_direction(logs.outcomes)
+    directions = visible_log_directions(logs)
+    if not len(directions):
+        directions = least_noisy_direction(logs.outcomes)
+    basis = directions.measures
     inputs = input_coordinates("effect", logs.observations, basis, closed=logs.closed)
     seen = inputs(logs.observations)
     chances = logs.propensities
