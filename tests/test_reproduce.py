@@ -2,6 +2,7 @@
 
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 from cqm import storage
+from cqm.cli import main
 from cqm.experiments import records
 from cqm.experiments.protocol import DOMAINS, PAPER, SEEDS, Job, preset
 from cqm.experiments.run import job_directory, reproduce
@@ -85,10 +87,21 @@ def test_a_failed_job_is_reported_and_tried_again(tmp_path):
     assert [job.method for job, _ in outcome.failed] == ["zero"]
     assert storage.read_json(tmp_path / "run.json")["failed"][0]["method"] == "zero"
     assert [row["method"] for row in rows_of(tmp_path, "scores")] == ["oracle"]
+    reproduce(SMALL.restricted(None, None, ["random"]), tmp_path)  # which does not mend it
+    assert storage.read_json(tmp_path / "run.json")["failed"][0]["method"] == "zero"
     in_the_way.unlink()
     assert reproduce(protocol, tmp_path).failed == ()
     assert storage.read_json(tmp_path / "run.json")["failed"] == []
-    assert len(rows_of(tmp_path, "scores")) == 2
+    assert len(rows_of(tmp_path, "scores")) == 3
+
+
+def test_an_unfinished_run_has_a_report(finished, tmp_path):
+    for name in ("run.json", "jobs"):  # no CSV file: they are written last
+        copy = shutil.copytree if (finished / name).is_dir() else shutil.copy
+        copy(finished / name, tmp_path / name)
+    assert main(["report", str(tmp_path)]) == 0
+    assert len(rows_of(tmp_path, "scores")) == len(rows_of(finished, "scores"))
+    assert "Of this preset there is not yet" in (tmp_path / "report.html").read_text()
 
 
 @pytest.mark.slow
@@ -134,7 +147,7 @@ def test_rewards_are_fixed_unit_vectors_for_each_domain():
 def test_restricting_refuses_what_it_does_not_know(tmp_path):
     with pytest.raises(ValueError, match=r"unknown domains \['walker'\]"):
         preset("quick").restricted(domains=["walker"])
-    for method in ("dreamer", "cqm+magic"):
+    for method in ("dreamer", "cqm+magic", "cqm+", "world+none", "default+effect", "zero+whiten"):
         with pytest.raises(ValueError, match="unknown methods"):
             reproduce(preset("smoke").restricted(methods=[method]), tmp_path)
 
@@ -143,4 +156,5 @@ def test_a_method_may_be_added_with_its_conditioning():
     protocol = preset("quick").restricted(["reacher-easy"], [3], ["world+whiten"])
     jobs = [job for job in protocol.jobs() if job.method != "ceilings"]
     assert jobs == [Job("reacher-easy", 3, "world+whiten")]
+    assert preset("quick").restricted(["reacher-easy"], [3, 3], ["world+whiten"]) == protocol
     assert (jobs[0].base_method, jobs[0].conditioning) == ("world", "whiten")

@@ -1,5 +1,6 @@
 """Jobs side by side: all are done, and one that fails leaves the others alone."""
 
+import importlib
 import os
 import signal
 import subprocess
@@ -77,6 +78,20 @@ def test_failed_and_dead_jobs_do_not_stop_the_others(tmp_path):
     assert problems[2:4] == ["its process ended with exit code -9"] * 2
     assert problems[4] is None
     assert sorted(path.name for path in tmp_path.iterdir()) == ["first", "second"]
+
+
+def test_processes_that_die_before_they_read_their_task_are_failures(tmp_path, monkeypatch):
+    (tmp_path / "stillborn.py").write_text(
+        "import multiprocessing, os\n"
+        "if multiprocessing.current_process().name != 'MainProcess':\n"
+        "    os._exit(3)\n"
+        "def work(task):\n"
+        "    pass\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    work = importlib.import_module("stillborn").work
+    found = dict(run_side_by_side(work, [1, 2, 3], available_cores()[:1]))
+    assert found == dict.fromkeys([1, 2, 3], "its process ended with exit code 3")
 
 
 def test_nothing_to_do():
