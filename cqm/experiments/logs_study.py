@@ -198,7 +198,13 @@ def write_records(out: str | Path) -> None:
     paths = sorted((Path(out) / "logs").glob("*.json"))
     rows = [row for path in paths for row in read_json(path)["rows"]]
     if rows:
-        rows.sort(key=lambda row: (DOMAINS.index(row["domain"]), row["nuisance"]))
+        rows.sort(
+            key=lambda row: (
+                DOMAINS.index(row["domain"]),
+                row["nuisance"],
+                row["behaviour"] != "uniform",
+            )
+        )
         write_csv(Path(out) / "logs.csv", rows, COLUMNS["logs.csv"])
 
 
