@@ -3,9 +3,7 @@
 Most of what makes outcomes differ between trajectories is noise that no action moves. It lives in
 some directions of the features and leaves others nearly alone. The covariance of what a
 regression on state and action cannot explain tells which (generalised least squares): measured in
-units of that noise, the directions that actions move stand out. What is measured and what it
-stands for differ where noise is correlated: an effect on two features that the same noise shakes is
-best seen in their difference, and is then known for both.
+units of that noise, the directions that actions move stand out, one after the other.
 
 Where the features are the next observation, directions that are predicted almost perfectly belong
 to them as well: carrying them along costs nothing, and they tell how the moved ones go on.
@@ -18,13 +16,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.linalg import null_space
 
 from cqm.logs import Logs
 from cqm.models.regression import Waves
 
 _CHUNK = 8192
 _UNPREDICTABLE = 0.01  # share of a direction's variance; below it the direction is carried along
-_NEW = 0.1  # part of a unit direction that others do not span, for it to count as another
 _NEGLIGIBLE = 1e-10
 _WAVES = 32
 _LATER = 1200  # regressors for later actions, at most
@@ -107,35 +105,43 @@ def visible_directions(
         closed: Whether `after` are the observations that follow `before`.
     """
     num, size = after.shape
-    if not closed:  # units must not decide what counts as noise
-        units = after.std(axis=0)
-        units = np.where(units > 0, units, 1.0)
-        after = after / units
+    # Units must not decide what counts as noise; of observations and features they are the same.
+    units = np.ones(size) if closed else after.std(axis=0)
+    units = np.where(units > 0, units, 1.0)
+    after = after / units
     shift, whitening = _whitening(before, num)
     design, explained = _moments(before - shift, whitening, after, actions, propensities)
     states = 1 + whitening.shape[1] + _WAVES
     total = explained[-1]
     by_state = _residual(design[:states, :states], explained[0][:states], total)
     by_both = _residual(design, explained[0], total)
-    degrees = max(1, num - len(design))
-    noise = by_both / degrees
+    noise = by_both / (degrees := max(1, num - len(design)))
+    signal, extra = (by_state - by_both) / num, len(design) - states
+    basis = np.zeros((size, 0))
+    if closed:
+        shares, own = np.linalg.eigh(whitening.T @ noise @ whitening)
+        basis = np.linalg.qr(whitening @ own[:, shares < _UNPREDICTABLE])[0]
+    # One by one, each among those orthogonal to the ones before: the clearest ratios of signal to
+    # noise may all point nearly the same way, where the noise is least.
+    while basis.shape[1] < size:
+        rest = null_space(basis.T) if basis.shape[1] else np.eye(size)
+        strength, direction = _clearest(rest.T @ signal @ rest, rest.T @ noise @ rest)
+        # The largest strength that chance alone would give.
+        edge = (np.sqrt(extra) + np.sqrt(rest.shape[1]) + 3) ** 2 / degrees
+        if strength <= edge:
+            break
+        basis = np.column_stack([basis, rest @ direction])
+    return Directions(basis / units[:, None], basis * units[:, None])
+
+
+def _clearest(signal: np.ndarray, noise: np.ndarray) -> tuple[float, np.ndarray]:
+    """The largest ratio of signal to noise variance, and the unit direction that has it."""
     scales, axes = np.linalg.eigh(noise)
     scales = np.maximum(scales, _NEGLIGIBLE * max(float(scales[-1]), 1e-300))
     to_white = axes / np.sqrt(scales)
-    strength, found = np.linalg.eigh(to_white.T @ ((by_state - by_both) / num) @ to_white)
-    strength, found = strength[::-1], found[:, ::-1]
-    extra = len(design) - states
-    # The largest strength that chance alone would give.
-    edge = float((np.sqrt(extra) + np.sqrt(size) + 3) ** 2 / degrees)
-    seen = found[:, strength > edge]
-    if not closed:
-        stands_for = axes * np.sqrt(scales) @ seen
-        return Directions(to_white @ seen / units[:, None], stands_for * units[:, None])
-    shares, own = np.linalg.eigh(whitening.T @ noise @ whitening)
-    steady = np.linalg.qr(whitening @ own[:, shares < _UNPREDICTABLE])[0]
-    # Transitions need one basis for what a step starts from and what it leads to.
-    basis = _independent([*steady.T, *(to_white @ seen).T], size)
-    return Directions(basis, basis)
+    strengths, found = np.linalg.eigh(to_white.T @ signal @ to_white)
+    direction = to_white @ found[:, -1]
+    return float(strengths[-1]), direction / np.linalg.norm(direction)
 
 
 def _whitening(values: np.ndarray, num: int) -> tuple[np.ndarray, np.ndarray]:
@@ -185,15 +191,3 @@ def _residual(design: np.ndarray, joint: np.ndarray, total: np.ndarray) -> np.nd
     """Sum of squares that a regression leaves."""
     ridge = 1e-10 * np.trace(design) / len(design) * np.eye(len(design))
     return total - joint.T @ np.linalg.solve(design + ridge, joint)
-
-
-def _independent(candidates: list[np.ndarray], size: int) -> np.ndarray:
-    """An orthonormal basis of directions, without those that the ones before them span."""
-    basis = np.zeros((size, 0))
-    for direction in candidates:
-        rest = direction / np.linalg.norm(direction)
-        for _ in range(2):  # twice, against rounding
-            rest = rest - basis @ (basis.T @ rest)
-        if np.linalg.norm(rest) > _NEW:
-            basis = np.column_stack([basis, rest / np.linalg.norm(rest)])
-    return basis
