@@ -121,11 +121,12 @@ def visible_directions(
     if closed:
         shares, own = np.linalg.eigh(whitening.T @ noise @ whitening)
         basis = np.linalg.qr(whitening @ own[:, shares < _UNPREDICTABLE])[0]
+    floor = max(_NEGLIGIBLE * float(np.trace(total)) / num, 1e-30)
     # One by one, each among those orthogonal to the ones before: the clearest ratios of signal to
     # noise may all point nearly the same way, where the noise is least.
     while basis.shape[1] < size:
         rest = null_space(basis.T) if basis.shape[1] else np.eye(size)
-        strength, direction = _clearest(rest.T @ signal @ rest, rest.T @ noise @ rest)
+        strength, direction = _clearest(rest.T @ signal @ rest, rest.T @ noise @ rest, floor)
         # The largest strength that chance alone would give.
         edge = (np.sqrt(extra) + np.sqrt(rest.shape[1]) + 3) ** 2 / degrees
         if strength <= edge:
@@ -134,11 +135,10 @@ def visible_directions(
     return Directions(basis / units[:, None], basis * units[:, None])
 
 
-def _clearest(signal: np.ndarray, noise: np.ndarray) -> tuple[float, np.ndarray]:
+def _clearest(signal: np.ndarray, noise: np.ndarray, floor: float) -> tuple[float, np.ndarray]:
     """The largest ratio of signal to noise variance, and the unit direction that has it."""
     scales, axes = np.linalg.eigh(noise)
-    scales = np.maximum(scales, _NEGLIGIBLE * max(float(scales[-1]), 1e-300))
-    to_white = axes / np.sqrt(scales)
+    to_white = axes / np.sqrt(np.maximum(scales, floor))
     strengths, found = np.linalg.eigh(to_white.T @ signal @ to_white)
     direction = to_white @ found[:, -1]
     return float(strengths[-1]), direction / np.linalg.norm(direction)
