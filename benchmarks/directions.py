@@ -1,16 +1,16 @@
-"""How much the set of reward directions decides: ceilings and scores with other random sets.
+"""How much the set of reward directions decides: the ceiling and CQM-B with other random sets.
 
-The paper does not publish its directions. This draws other sets, measures the best accuracy that
-could be reached with each, and trains some methods again with a few of them. It uses the branches
-of a run of the benchmark at full size.
+The paper does not publish its directions. This draws other sets and measures, for each, the best
+accuracy that could be reached and that of the paper's model, which never sees a reward, so that one
+fit serves all sets. It uses the branches of a run of the benchmark at full size.
 
-    python -m benchmarks.directions --run runs/paper --trained 1 2
+    python -m benchmarks.directions --run runs/paper
 """
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -22,9 +22,9 @@ import tyro
 import cqm
 from benchmarks.branching import write_csv
 from cqm.branches import Branches
-from cqm.experiments.metrics import ceilings
-from cqm.experiments.protocol import Job, Protocol, preset
-from cqm.experiments.scoring import do_job
+from cqm.decisions import advantage
+from cqm.experiments.metrics import accuracy, ceilings
+from cqm.experiments.protocol import Protocol, preset
 
 
 @dataclass(frozen=True)
@@ -33,87 +33,62 @@ class Settings:
 
     run: Path
     """Directory of a run of the benchmark, whose branches are used."""
-    worlds: tuple[str, ...] = ("cartpole-swingup", "reacher-easy", "cheetah-run", "walker-walk")
-    """Of which ceilings are measured."""
+    worlds: tuple[str, ...] = ("reacher-easy", "cheetah-run")
+    """Suite tasks."""
     sets: int = 40
     """Random sets of directions beside the benchmark's own, which is number 0."""
     draws: int = 16
     """Of every state, for the ceilings."""
-    trained: tuple[int, ...] = ()
-    """Sets with which methods are trained again."""
-    domain: str = "cheetah-run"
-    """Where they are."""
-    methods: tuple[str, ...] = ("cqm", "direct", "task-td", "cocoa")
-    """Which ones."""
     seed: int = 7
     """Of the run."""
     out: Path = Path("benchmarks/results/directions.csv")
     """Where to write the figures."""
 
 
-class OtherRewards(Protocol):
-    """The paper's protocol with another set of directions, which `preset` names."""
-
-    def rewards(self, num_features: int) -> tuple[np.ndarray, np.ndarray]:
-        if self.preset == "0":
-            return super().rewards(num_features)
-        rng = np.random.default_rng([int(self.preset), num_features])
-        size = self.test_rewards + self.training_rewards
-        directions = rng.standard_normal((size, num_features))
-        directions /= np.linalg.norm(directions, axis=1, keepdims=True)
-        return directions[self.test_rewards :], directions[: self.test_rewards]
-
-
 def main(settings: Settings) -> None:
     full, rows = preset("paper"), []
-    for world in settings.worlds:
-        sets = branch_sets(settings, full, world)
-        mixed = cqm.load_world(world, nuisance=full.nuisance, seed=settings.seed)
-        effects = sets["ceiling"].effects()[:, : settings.draws]
-        found = []
+    for name in settings.worlds:
+        where = settings.run / "branches" / name / str(settings.seed)
+        sets = {part: Branches.open(where / part) for part in full.branch_sets(settings.seed)}
+        world = cqm.load_world(name, nuisance=full.nuisance, seed=settings.seed)
+        model = cqm.EffectModel.paper(
+            seed=settings.seed, training=replace(full.training, seed=settings.seed)
+        ).fit(sets["training"], directory=settings.run / "directions" / name)
+        draws = sets["ceiling"].effects()[:, : settings.draws]
+        predicted, truth = model.effect(sets["test"].observations), sets["test"].effects()[:, 0]
         for number in range(1 + settings.sets):
-            weights = mixed.mixed_weights(
-                protocol(number).rewards(len(mixed.native.feature_names))[1]
+            weights = world.mixed_weights(directions(full, number, len(world.native.feature_names)))
+            best = ceilings(draws, np.arange(2.0), weights).accuracy_ceiling
+            found = accuracy(advantage(predicted, weights), advantage(truth, weights))
+            rows.append(
+                {
+                    "world": name,
+                    "directions": number,
+                    "ceiling": round(best, 4),
+                    "cqm": round(found, 4),
+                    "seed": settings.seed,
+                    "jax": version("jax"),
+                    "mujoco": version("mujoco"),
+                }
             )
-            best = ceilings(effects, np.arange(2.0), weights).accuracy_ceiling
-            rows.append(row(settings, world, number, "ceiling", best))
-            found.append(best)
-        own, others = found[0], np.array(found[1:])
-        print(
-            f"{world}: ceiling {own:.3f} with the benchmark's directions; {len(others)} other sets "
-            f"{others.mean():.3f} ± {others.std():.3f}, of which {np.mean(others < own):.0%} lower"
-        )
-    sets = branch_sets(settings, full, settings.domain)
-    for number in settings.trained:
-        for method in settings.methods:
-            where = settings.run / "directions" / settings.domain / str(number) / method
-            where.mkdir(parents=True, exist_ok=True)
-            job = Job(settings.domain, settings.seed, method)
-            score = do_job(protocol(number), job, sets, where)["scores"][0]["accuracy"]
-            rows.append(row(settings, settings.domain, number, method, score))
-            print(f"{settings.domain}: {method} with set {number} {score:.3f}", flush=True)
+        for what in ("ceiling", "cqm"):
+            own, *others = (row[what] for row in rows if row["world"] == name)
+            print(
+                f"{name}, {what}: {own:.3f} with the benchmark's directions, "
+                f"{np.mean(others):.3f} ± {np.std(others):.3f} with {len(others)} other sets, "
+                f"of which {np.mean(np.array(others) < own):.0%} lower",
+                flush=True,
+            )
     write_csv(settings.out, rows)
 
 
-def protocol(number: int) -> OtherRewards:
-    return OtherRewards(str(number), ())
-
-
-def branch_sets(settings: Settings, full: Protocol, world: str) -> dict[str, Branches]:
-    where = settings.run / "branches" / world / str(settings.seed)
-    return {name: Branches.open(where / name) for name in full.branch_sets(settings.seed)}
-
-
-def row(settings: Settings, world: str, number: int, method: str, accuracy: float) -> dict:
-    return {
-        "world": world,
-        "directions": number,
-        "method": method,
-        "accuracy": f"{accuracy:.4f}",
-        "seed": settings.seed,
-        "jax": version("jax"),
-        "mujoco": version("mujoco"),
-    }
+def directions(full: Protocol, number: int, num_features: int) -> np.ndarray:
+    """Held-out directions, `[rewards, d]`: the benchmark's own, or a random set by its number."""
+    if number == 0:
+        return full.rewards(num_features)[1]
+    rng = np.random.default_rng([number, num_features])
+    drawn = rng.standard_normal((full.test_rewards, num_features))
+    return drawn / np.linalg.norm(drawn, axis=1, keepdims=True)
 
 
 if __name__ == "__main__":
