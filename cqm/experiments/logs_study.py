@@ -179,8 +179,8 @@ def reproduce_logs(
     settings = [
         {"domain": domain, "nuisance": nuisance, "behaviour": behaviour, "seed": seed}
         for seed in seeds
-        for domain in domains
         for nuisance, behaviour in study.settings
+        for domain in domains
     ]
     tasks = [(str(directory), study, s) for s in settings if not _record(directory, s).exists()]
     problems = []
