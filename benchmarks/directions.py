@@ -1,8 +1,8 @@
-"""How much the set of reward directions decides: the ceiling and CQM-B with other random sets.
+"""How much the set of reward directions decides: ceilings and methods with other random sets.
 
 The paper does not publish its directions. This draws other sets and measures, for each, the best
-accuracy that could be reached and that of the paper's model, which never sees a reward, so that one
-fit serves all sets. It uses the branches of a run of the benchmark at full size.
+accuracy that could be reached and that of the methods that never see a reward, so that one fit
+serves all sets. It uses the branches of a run of the benchmark at full size.
 
     python -m benchmarks.directions --run runs/paper
 """
@@ -23,8 +23,10 @@ import cqm
 from benchmarks.branching import write_csv
 from cqm.branches import Branches
 from cqm.decisions import advantage
+from cqm.experiments.baselines import METHODS, Lesson
 from cqm.experiments.metrics import accuracy, ceilings
 from cqm.experiments.protocol import Protocol, preset
+from cqm.worlds.nuisance import NuisanceWorld
 
 
 @dataclass(frozen=True)
@@ -33,8 +35,10 @@ class Settings:
 
     run: Path
     """Directory of a run of the benchmark, whose branches are used."""
-    worlds: tuple[str, ...] = ("reacher-easy", "cheetah-run")
+    worlds: tuple[str, ...] = ("reacher-easy", "cheetah-run", "walker-walk")
     """Suite tasks."""
+    methods: tuple[str, ...] = ("cqm", "world", "sf")
+    """Those that predict vectors."""
     sets: int = 40
     """Random sets of directions beside the benchmark's own, which is number 0."""
     draws: int = 16
@@ -51,35 +55,46 @@ def main(settings: Settings) -> None:
         where = settings.run / "branches" / name / str(settings.seed)
         sets = {part: Branches.open(where / part) for part in full.branch_sets(settings.seed)}
         world = cqm.load_world(name, nuisance=full.nuisance, seed=settings.seed)
-        model = cqm.EffectModel.paper(
-            seed=settings.seed, training=replace(full.training, seed=settings.seed)
-        ).fit(sets["training"], directory=settings.run / "directions" / name)
-        draws = sets["ceiling"].effects()[:, : settings.draws]
-        predicted, truth = model.effect(sets["test"].observations), sets["test"].effects()[:, 0]
+        own = {what: _fitted(settings, full, sets, world, what) for what in settings.methods}
+        draws, truth = sets["ceiling"].effects()[:, : settings.draws], sets["test"].effects()[:, 0]
         for number in range(1 + settings.sets):
             weights = world.mixed_weights(directions(full, number, len(world.native.feature_names)))
-            best = ceilings(draws, np.arange(2.0), weights).accuracy_ceiling
-            found = accuracy(advantage(predicted, weights), advantage(truth, weights))
+            wanted = advantage(truth, weights)
+            found = {"ceiling": ceilings(draws, np.arange(2.0), weights).accuracy_ceiling}
+            found |= {m: accuracy(advantage(own[m], weights), wanted) for m in settings.methods}
+            versions = {"jax": version("jax"), "mujoco": version("mujoco")}
+            found = {what: round(value, 4) for what, value in found.items()}
             rows.append(
-                {
-                    "world": name,
-                    "directions": number,
-                    "ceiling": round(best, 4),
-                    "cqm": round(found, 4),
-                    "seed": settings.seed,
-                    "jax": version("jax"),
-                    "mujoco": version("mujoco"),
-                }
+                {"domain": name, "directions": number, **found, "seed": settings.seed, **versions}
             )
-        for what in ("ceiling", "cqm"):
-            own, *others = (row[what] for row in rows if row["world"] == name)
+        for what in ("ceiling", *settings.methods):
+            ours, *others = (row[what] for row in rows if row["domain"] == name)
             print(
-                f"{name}, {what}: {own:.3f} with the benchmark's directions, "
+                f"{name}, {what}: {ours:.3f} with the benchmark's directions, "
                 f"{np.mean(others):.3f} ± {np.std(others):.3f} with {len(others)} other sets, "
-                f"of which {np.mean(np.array(others) < own):.0%} lower",
+                f"of which {np.mean(np.array(others) < ours):.0%} lower",
                 flush=True,
             )
     write_csv(settings.out, rows)
+
+
+def _fitted(
+    settings: Settings, full: Protocol, sets: dict[str, Branches], world: NuisanceWorld, method: str
+) -> np.ndarray:
+    """What a method predicts for the test states, `[n, actions, features]`."""
+    where = settings.run / "directions" / world.native.name / method
+    where.mkdir(parents=True, exist_ok=True)
+    lesson = Lesson(
+        branches=sets["training"],
+        rewards=world.mixed_weights(full.rewards(len(world.native.feature_names))[0]),
+        training=replace(full.training, seed=settings.seed),
+        conditioning="none",
+        directory=where,
+        show_progress=True,
+    )
+    predicted = METHODS[method](lesson).outcomes(sets["test"])
+    assert predicted is not None
+    return predicted
 
 
 def directions(full: Protocol, number: int, num_features: int) -> np.ndarray:
