@@ -257,7 +257,10 @@ def conditioning(results: Results, measure: Measure) -> Table:
         if any(f"{method}+{kind}" in results.methods for kind in kinds)
     ]
     groups, records = [], []
+    conditioned = [m for m in results.methods if m.partition("+")[2] in CONDITIONINGS]
     for domain in results.domains:
+        if not any(results.values(domain, method, measure.key) for method in conditioned):
+            continue
         rows = {"raw": [_cell(score(results, domain, m, measure.key)) for m in methods]}
         for kind in kinds:
             rows[kind] = [
@@ -274,7 +277,6 @@ def conditioning(results: Results, measure: Measure) -> Table:
             for name in (method, *(f"{method}+{kind}" for kind in kinds))
             if score(results, domain, name, measure.key)
         ]
-    conditioned = [m for m in results.methods if m.partition("+")[2] in CONDITIONINGS]
     return Table(
         name=f"conditioning-{measure.key.replace('_', '-')}",
         title=f"Beyond the paper, conditioned input: {lower(measure.title)}",
