@@ -89,7 +89,7 @@ def test_the_study_is_continued_and_refuses_other_settings(tmp_path, capsys):
     assert {row["estimator"] for row in rows} == {
         *("branched", "residual", "residual-unweighted", "hindsight")
     }
-    assert read_json(tmp_path / "logs.json")["study"]["trajectories"] == [200, 400]
+    assert read_json(tmp_path / "logs.json")["study"]["trajectories"] == [400]
     (tmp_path / "logs.csv").unlink()
     record = tmp_path / "logs" / "cartpole-swingup-0-uniform-7.json"
     written = record.stat().st_mtime_ns

@@ -142,7 +142,7 @@ STUDIES = {
         training=Training(300, batch_size=64, learning_rate=1e-3, schedule="cosine"),
     ),
     "smoke": Study(
-        trajectories=(200, 400),
+        trajectories=(400,),
         test_states=16,
         test_draws=8,
         settings=((0, "uniform"),),
