@@ -337,7 +337,7 @@ class Reproduce:
         else:
             outcome = reproduce(protocol, out, command=command, show_progress=True)
             problems = [f"{j.method} on {j.domain}, seed {j.seed}: {p}" for j, p in outcome.failed]
-        Report(out).run()
+        _write_report(out)
         for problem in problems:
             print(f"failed: {problem}")
         return 1 if problems else 0
@@ -369,17 +369,24 @@ class Report:
 
     def run(self) -> int:
         """Write them, and print a summary and where the report is."""
-        from cqm.experiments import figures, logs_study, run, tables
-        from cqm.report import write_report
+        from cqm.experiments import logs_study, run
 
         run.write_records(self.directory)
         logs_study.write_records(self.directory)
-        tables.write_tables(self.directory)
-        figures.write_figures(self.directory)
-        report = write_report(self.directory)
-        print(tables.summary(self.directory))
-        print(f"report: {report}")
+        _write_report(self.directory)
         return 0
+
+
+def _write_report(directory: Path) -> None:
+    """Tables, figures and page from the records of a run."""
+    from cqm.experiments import figures, tables
+    from cqm.report import write_report
+
+    tables.write_tables(directory)
+    figures.write_figures(directory)
+    report = write_report(directory)
+    print(tables.summary(directory))
+    print(f"report: {report}")
 
 
 @dataclass(frozen=True)

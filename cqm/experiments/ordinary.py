@@ -12,7 +12,7 @@ from cqm.experiments.drawing import COLOURS, INK, Picture, drawing, file_name, p
 from cqm.experiments.estimates import Estimate, estimate
 from cqm.experiments.records import Results, Row
 from cqm.experiments.scores import domain_title
-from cqm.experiments.typeset import Cell, Table, number, with_interval
+from cqm.experiments.typeset import Cell, Table, estimate_cell, number
 
 TITLES = {
     "branched": "Branched",
@@ -113,12 +113,6 @@ def _digits(error: Estimate | None) -> str:
     return f"{value:.{max(1 - math.floor(math.log10(value)), 0)}f}" if value >= _LEAST else "0"
 
 
-def _cell(ours: Estimate | None, *, bold: bool = False) -> Cell:
-    if ours is None:
-        return Cell("—")
-    return Cell(with_interval(ours.mean, ours.half_width()), ours.mean, bold=bold)
-
-
 def _errors(results: Results) -> Table:
     numbers = sorted({row["trajectories"] for row in results.logs})
     names = [name for name in TITLES if any(row["estimator"] == name for row in results.logs)]
@@ -136,13 +130,16 @@ def _errors(results: Results) -> Table:
                     Cell(setting.title if i == 0 else ""),
                     Cell(TITLES[name]),
                     *(
-                        _cell(
+                        estimate_cell(
                             _mean(results, setting, name, num, "excess_error"),
                             bold=name == first and num == numbers[-1],
                         )
                         for num in numbers
                     ),
-                    *(_cell(_mean(results, setting, name, numbers[-1], key)) for key in scores),
+                    *(
+                        estimate_cell(_mean(results, setting, name, numbers[-1], key))
+                        for key in scores
+                    ),
                 )
                 for i, name in enumerate(names)
             )

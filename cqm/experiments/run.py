@@ -27,7 +27,7 @@ from cqm.branches import Branches
 from cqm.collection import collect
 from cqm.experiments import records
 from cqm.experiments.metrics import ceiling_share
-from cqm.experiments.protocol import DOMAINS, Job, Protocol
+from cqm.experiments.protocol import DOMAINS, PAPER, Job, Protocol
 from cqm.experiments.workers import available_cores, run_side_by_side
 from cqm.progress import progress
 from cqm.worlds import load_world
@@ -95,8 +95,8 @@ def job_directory(out: Path, job: Job) -> Path:
 def _check_methods(protocol: Protocol) -> None:
     from cqm.experiments.baselines import METHODS, OWN_INPUT
 
-    conditioned = {f"{method}+{kind}" for method in METHODS for kind in ("effect", "whiten")}
-    conditioned -= {f"{method}+{kind}" for method in OWN_INPUT for kind in ("effect", "whiten")}
+    takers = [method for method in METHODS if method not in OWN_INPUT]
+    conditioned = {f"{method}+{kind}" for method in takers for kind in ("effect", "whiten")}
     unknown = sorted({j.method for j in protocol.jobs()} - {"ceilings", *METHODS} - conditioned)
     if unknown:
         raise ValueError(
@@ -175,6 +175,8 @@ def write_records(out: str | Path) -> None:
             if name in ("scores", "curves", "regret_cdf"):
                 keys["method"] = job.method
             rows.extend({**keys, **row} for row in record.get(name, []))
+        if job.method not in PAPER:
+            continue  # no figure shows how they align
         pooled = counts.setdefault((job.domain, job.method), {})
         for row in record.get("alignment", []):
             place = (round(row["oracle"], 6), round(row["predicted"], 6))

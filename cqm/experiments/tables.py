@@ -24,7 +24,16 @@ from cqm.experiments.scores import (
     score,
     title_of,
 )
-from cqm.experiments.typeset import MARKS, Cell, Table, latex, markdown, number, with_interval
+from cqm.experiments.typeset import (
+    MARKS,
+    Cell,
+    Table,
+    estimate_cell,
+    latex,
+    markdown,
+    number,
+    with_interval,
+)
 from cqm.storage import write_pieces
 
 _RULE = (
@@ -124,7 +133,7 @@ def paper_table(results: Results, measure: Measure) -> Table:
                 against_paper(results, domain, method, measure, kind)
                 for kind in ("normal", "student")
             ]
-            here.append(_cell(ours, mark=marks[0], bold=method in leaders))
+            here.append(estimate_cell(ours, mark=marks[0], bold=method in leaders))
             student.append(_student_cell(ours, marks[1]))
             theirs.append(Cell(published.text, published.value) if published else Cell(""))
         records += [
@@ -137,7 +146,7 @@ def paper_table(results: Results, measure: Measure) -> Table:
             limit, error = results.ceiling(domain, measure.limit)
             bounds.append(Cell(with_interval(limit, 1.96 * error), limit))
         if measure.floor in results.methods:
-            bounds.append(_cell(score(results, domain, measure.floor, measure.key)))
+            bounds.append(estimate_cell(score(results, domain, measure.floor, measure.key)))
         empty = [Cell("")] * len(bounds)
         rows = {"here": bounds + here, "Student-t": empty + student, "paper": empty + theirs}
         kept = {name: cells for name, cells in rows.items() if any(cell.text for cell in cells)}
@@ -174,7 +183,7 @@ def disagreements(results: Results) -> Table:
             Cell(measure.title),
             Cell(domain_title(domain)),
             Cell(TITLES[method]),
-            _cell(score(results, domain, method, measure.key)),
+            estimate_cell(score(results, domain, method, measure.key)),
             Cell(measure.published[domain, method].text, measure.published[domain, method].value),
             Cell(kind, mark=kind),
             Cell(
@@ -223,7 +232,7 @@ def profile(
         (
             Cell(domain_title(domain)),
             Cell(title_of(method)),
-            *(_cell(score(results, domain, method, key, seeds[domain])) for key in keys),
+            *(estimate_cell(score(results, domain, method, key, seeds[domain])) for key in keys),
         )
         for domain, method in jobs
     ]
@@ -261,13 +270,14 @@ def conditioning(results: Results, measure: Measure) -> Table:
     for domain in results.domains:
         if not any(results.values(domain, method, measure.key) for method in conditioned):
             continue
-        rows = {"raw": [_cell(score(results, domain, m, measure.key)) for m in methods]}
+        rows = {"raw": [estimate_cell(score(results, domain, m, measure.key)) for m in methods]}
         for kind in kinds:
             rows[kind] = [
-                _cell(score(results, domain, f"{method}+{kind}", measure.key)) for method in methods
+                estimate_cell(score(results, domain, f"{method}+{kind}", measure.key))
+                for method in methods
             ]
             rows[f"change by {kind}"] = [
-                _cell(difference(results, domain, measure.key, f"{m}+{kind}", m), sign="+")
+                estimate_cell(difference(results, domain, measure.key, f"{m}+{kind}", m), sign="+")
                 for m in methods
             ]
         groups.append(_group(domain, rows))
@@ -345,13 +355,6 @@ def _group(domain: str, rows: dict[str, list[Cell]]) -> tuple[tuple[Cell, ...], 
         )
         for i, (name, cells) in enumerate(rows.items())
     )
-
-
-def _cell(ours: Estimate | None, *, mark: str = "", bold: bool = False, sign: str = "") -> Cell:
-    if ours is None:
-        return Cell("—")
-    text = with_interval(ours.mean, ours.half_width(), sign=sign)
-    return Cell(text, ours.mean, mark=mark, bold=bold)
 
 
 def _student_cell(ours: Estimate | None, mark: str) -> Cell:

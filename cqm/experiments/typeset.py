@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from cqm.experiments.estimates import Estimate
 from cqm.experiments.records import Row
 
 MARKS = {"": "", "agrees": "≈", "better": "▲", "worse": "▼"}
@@ -43,6 +44,16 @@ class Cell:
 
 
 CellRow = tuple[Cell, ...]
+
+
+def estimate_cell(
+    ours: Estimate | None, *, mark: str = "", bold: bool = False, sign: str = ""
+) -> Cell:
+    """A mean over seeds with half its interval, or a dash where there is none."""
+    if ours is None:
+        return Cell("—")
+    text = with_interval(ours.mean, ours.half_width(), sign=sign)
+    return Cell(text, ours.mean, mark=mark, bold=bold)
 
 
 @dataclass(frozen=True)

@@ -35,13 +35,14 @@ class Directions:
 
     measures: np.ndarray  # [features, kept]
     stands_for: np.ndarray  # [features, kept]
+    stand_out: bool = True  # from the noise; otherwise the quietest is kept for want of another
 
     def __len__(self) -> int:
         return self.measures.shape[1]
 
 
 def visible_log_directions(logs: Logs) -> Directions:
-    """Where logs show effects; no direction if they show none.
+    """Where logs show effects; the least noisy direction if they show none.
 
     From single steps where the features are the next observation, from outcomes otherwise.
     """
@@ -59,13 +60,11 @@ def visible_log_directions(logs: Logs) -> Directions:
         every = logs.propensities
     else:
         every = np.tile(chances, (len(actions), 1))
-    return visible_directions(before, after, actions, every, closed=logs.closed)
-
-
-def least_noisy_direction(outcomes: np.ndarray) -> Directions:
-    """Where nothing stands out this direction is as good as any."""
-    axes = np.linalg.svd(outcomes - outcomes.mean(axis=0), full_matrices=False)[2]
-    return Directions(axes[-1:].T, axes[-1:].T)
+    found = visible_directions(before, after, actions, every, closed=logs.closed)
+    if len(found):
+        return found
+    axes = np.linalg.svd(logs.outcomes - logs.outcomes.mean(axis=0), full_matrices=False)[2]
+    return Directions(axes[-1:].T, axes[-1:].T, stand_out=False)
 
 
 def later_regressors(logs: Logs, seen: np.ndarray) -> np.ndarray:

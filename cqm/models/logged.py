@@ -23,7 +23,7 @@ from cqm import decisions, storage
 from cqm.branches import Recipe
 from cqm.logs import Logs
 from cqm.models.conditioning import Coordinates, input_coordinates
-from cqm.models.directions import Directions, least_noisy_direction, visible_log_directions
+from cqm.models.directions import Directions, visible_log_directions
 from cqm.models.estimator import Estimator
 from cqm.models.predictors import Classifier, Predictor, restore_predictor
 from cqm.models.regression import Table, Waves, fold_numbers, mean_by, ridge
@@ -211,8 +211,7 @@ class LogEstimator(Estimator):
         if self.settings.weighting:
             directions = visible_log_directions(logs)
             note = f"effects were seen along {len(directions)} of {len(every)} directions"
-            if not len(directions):
-                directions = least_noisy_direction(logs.outcomes)
+            if not directions.stand_out:
                 note = "no effect stood out from the noise; the least noisy direction was kept"
             self.notes_.append(f"{note}; along the others effects are taken to be zero")
         kind: Literal["effect", "whiten"] = "effect" if self.settings.weighting else "whiten"

@@ -15,11 +15,7 @@ import numpy as np
 
 from cqm.logs import Logs
 from cqm.models.conditioning import input_coordinates
-from cqm.models.directions import (
-    later_regressors,
-    least_noisy_direction,
-    visible_log_directions,
-)
+from cqm.models.directions import later_regressors, visible_log_directions
 from cqm.models.estimator import Estimator
 from cqm.models.logged import estimated_propensities
 from cqm.models.regression import Waves, fold_numbers, ridge
@@ -55,10 +51,7 @@ def held_out_scores(
     logs.coverage().check()
     folds = fold_numbers(len(logs), _FOLDS, logs.groups)
     taken = (logs.first_actions[:, None] == np.arange(logs.num_actions)).astype(float)
-    directions = visible_log_directions(logs)
-    if not len(directions):
-        directions = least_noisy_direction(logs.outcomes)
-    basis = directions.measures
+    basis = visible_log_directions(logs).measures
     inputs = input_coordinates("effect", logs.observations, basis, closed=logs.closed)
     seen = inputs(logs.observations)
     chances = logs.propensities
