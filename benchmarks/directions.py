@@ -1,8 +1,9 @@
 """How much the set of reward directions decides: ceilings and methods with other random sets.
 
-The paper does not publish its directions. This draws other sets and measures, for each, the best
-accuracy that could be reached and that of the methods that never see a reward, so that one fit
-serves all sets. It uses the branches of a run of the benchmark at full size.
+The paper does not publish its directions. This draws other held-out sets and measures, for each,
+the best accuracy that could be reached and that of the methods: those that never see a reward, and
+those that learned from the benchmark's training rewards and answer for any. It continues the jobs
+of a run of the benchmark at full size, so that what is fitted there is not fitted again.
 
     python -m benchmarks.directions --run runs/paper
 """
@@ -23,9 +24,10 @@ import cqm
 from benchmarks.branching import write_csv
 from cqm.branches import Branches
 from cqm.decisions import advantage
-from cqm.experiments.baselines import METHODS, Lesson
+from cqm.experiments.baselines import METHODS, Lesson, Predictor
 from cqm.experiments.metrics import accuracy, ceilings
-from cqm.experiments.protocol import Protocol, preset
+from cqm.experiments.protocol import PAPER, Job, Protocol, preset
+from cqm.experiments.run import job_directory
 from cqm.worlds.nuisance import NuisanceWorld
 
 
@@ -34,11 +36,11 @@ class Settings:
     """What to measure."""
 
     run: Path
-    """Directory of a run of the benchmark, whose branches are used."""
+    """Directory of a run of the benchmark, whose branches and fits are used."""
     worlds: tuple[str, ...] = ("reacher-easy", "cheetah-run", "walker-walk")
     """Suite tasks."""
-    methods: tuple[str, ...] = ("cqm", "world", "sf")
-    """Those that predict vectors."""
+    methods: tuple[str, ...] = PAPER
+    """Of the benchmark."""
     sets: int = 40
     """Random sets of directions beside the benchmark's own, which is number 0."""
     draws: int = 16
@@ -55,13 +57,25 @@ def main(settings: Settings) -> None:
         where = settings.run / "branches" / name / str(settings.seed)
         sets = {part: Branches.open(where / part) for part in full.branch_sets(settings.seed)}
         world = cqm.load_world(name, nuisance=full.nuisance, seed=settings.seed)
-        own = {what: _fitted(settings, full, sets, world, what) for what in settings.methods}
+        weights = [
+            world.mixed_weights(directions(full, number, len(world.native.feature_names)))
+            for number in range(1 + settings.sets)
+        ]
         draws, truth = sets["ceiling"].effects()[:, : settings.draws], sets["test"].effects()[:, 0]
-        for number in range(1 + settings.sets):
-            weights = world.mixed_weights(directions(full, number, len(world.native.feature_names)))
-            wanted = advantage(truth, weights)
-            found = {"ceiling": ceilings(draws, np.arange(2.0), weights).accuracy_ceiling}
-            found |= {m: accuracy(advantage(own[m], weights), wanted) for m in settings.methods}
+        answers = {
+            method: np.split(
+                fitted(settings, full, sets, world, method).values(
+                    sets["test"], np.concatenate(weights)
+                ),
+                len(weights),
+                axis=1,
+            )
+            for method in settings.methods
+        }
+        for number, asked in enumerate(weights):
+            wanted = advantage(truth, asked)
+            found = {"ceiling": ceilings(draws, np.arange(2.0), asked).accuracy_ceiling}
+            found |= {m: accuracy(answers[m][number], wanted) for m in settings.methods}
             versions = {"jax": version("jax"), "mujoco": version("mujoco")}
             found = {what: round(value, 4) for what, value in found.items()}
             rows.append(
@@ -78,23 +92,20 @@ def main(settings: Settings) -> None:
     write_csv(settings.out, rows)
 
 
-def _fitted(
+def fitted(
     settings: Settings, full: Protocol, sets: dict[str, Branches], world: NuisanceWorld, method: str
-) -> np.ndarray:
-    """What a method predicts for the test states, `[n, actions, features]`."""
-    where = settings.run / "directions" / world.native.name / method
-    where.mkdir(parents=True, exist_ok=True)
+) -> Predictor:
+    """A method as the benchmark fits it."""
+    job = Job(world.native.name, settings.seed, method)
     lesson = Lesson(
         branches=sets["training"],
         rewards=world.mixed_weights(full.rewards(len(world.native.feature_names))[0]),
         training=replace(full.training, seed=settings.seed),
         conditioning="none",
-        directory=where,
+        directory=job_directory(settings.run, job),
         show_progress=True,
     )
-    predicted = METHODS[method](lesson).outcomes(sets["test"])
-    assert predicted is not None
-    return predicted
+    return METHODS[method](lesson)
 
 
 def directions(full: Protocol, number: int, num_features: int) -> np.ndarray:

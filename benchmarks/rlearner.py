@@ -26,21 +26,36 @@ from cqm.models.residual import ResidualModel
 PEER = """
 import json, sys, numpy as np
 from econml.dml import LinearDML
-from sklearn.ensemble import RandomForestRegressor, RandomForestClassifier
+from sklearn.ensemble import RandomForestClassifier, RandomForestRegressor
+from sklearn.kernel_approximation import RBFSampler
+from sklearn.linear_model import RidgeCV
+from sklearn.pipeline import make_pipeline, make_union
+from sklearn.preprocessing import FunctionTransformer, StandardScaler
 data = np.load(sys.argv[1])
-model = LinearDML(
-    model_y=RandomForestRegressor(200, min_samples_leaf=20, random_state=0, n_jobs=1),
-    model_t=RandomForestClassifier(200, min_samples_leaf=20, random_state=0, n_jobs=1),
-    discrete_treatment=True, cv=5, random_state=0,
-)
-model.fit(data["y"], data["t"], X=data["x"])
-inference = model.ate_inference(data["x"])
-print(json.dumps({
-    "average": float(inference.mean_point),
-    "error": float(inference.stderr_mean),
-    "effects": model.effect(data["test"]).tolist(),
-    "errors": model.effect_inference(data["test"]).stderr.tolist(),
-}))
+forest = {"n_estimators": 200, "min_samples_leaf": 20, "random_state": 0, "n_jobs": 1}
+def waves():
+    sampler = RBFSampler(gamma=0.3, n_components=128, random_state=0)
+    both = make_union(FunctionTransformer(), sampler)
+    return make_pipeline(StandardScaler(), both, RidgeCV(np.logspace(-3, 4, 8)))
+models = {
+    "waves": LinearDML(model_y=waves(), model_t=waves(), cv=5, random_state=0),
+    "forest": LinearDML(
+        model_y=RandomForestRegressor(**forest), model_t=RandomForestClassifier(**forest),
+        discrete_treatment=True, cv=5, random_state=0,
+    ),
+}
+answers = {}
+for name, model in models.items():
+    treatment = data["t"] if name == "forest" else data["t"].astype(float)
+    model.fit(data["y"], treatment, X=data["x"])
+    inference = model.ate_inference(data["x"])
+    answers[name] = {
+        "average": float(inference.mean_point),
+        "error": float(inference.stderr_mean),
+        "effects": model.effect(data["test"]).tolist(),
+        "errors": model.effect_inference(data["test"]).stderr.tolist(),
+    }
+print(json.dumps(answers))
 """
 
 
@@ -87,33 +102,28 @@ def main(settings: Settings) -> None:
                 path, x=logs.observations, t=logs.first_actions, y=logs.outcomes[:, 0], test=test
             )
             command = [str(settings.peer), "-c", PEER, str(path)]
-            answer = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
+            answers = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
         naive = (
             logs.outcomes[logs.first_actions == 1].mean()
             - logs.outcomes[logs.first_actions == 0].mean()
         )
-        rows.append(
-            {
-                "seed": seed,
-                "trajectories": settings.trajectories,
-                "truth": round(float(truth.mean()), 4),
-                "cqm": round(ours, 4),
-                "econml": round(answer["average"], 4),
-                "econml_error": round(answer["error"], 4),
-                "difference_in_errors": round((ours - answer["average"]) / answer["error"], 3),
-                "states_within_2_errors": round(
-                    float(
-                        np.mean(
-                            np.abs(states - np.array(answer["effects"]))
-                            <= 2 * np.array(answer["errors"])
-                        )
-                    ),
-                    3,
-                ),
-                "difference_of_means": round(float(naive), 4),
-            }
-        )
-        print(rows[-1])
+        for nuisance, answer in answers.items():
+            within = np.abs(states - np.array(answer["effects"])) <= 2 * np.array(answer["errors"])
+            rows.append(
+                {
+                    "seed": seed,
+                    "trajectories": settings.trajectories,
+                    "truth": round(float(truth.mean()), 4),
+                    "cqm": round(ours, 4),
+                    "nuisance": nuisance,
+                    "econml": round(answer["average"], 4),
+                    "econml_error": round(answer["error"], 4),
+                    "difference_in_errors": round((ours - answer["average"]) / answer["error"], 3),
+                    "states_within_2_errors": round(float(within.mean()), 3),
+                    "difference_of_means": round(float(naive), 4),
+                }
+            )
+            print(rows[-1])
     write_csv(settings.out, rows)
     print(f"written to {settings.out}")
 
