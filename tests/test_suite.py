@@ -1,5 +1,7 @@
 import functools
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -27,6 +29,12 @@ def flat(timestep_or_observation):
 
 def no_noise(num, horizon):
     return np.empty((num, horizon, 0))
+
+
+def test_loading_a_task_says_nothing():
+    code = "from cqm.worlds.suite import load_task; load_task('cheetah-run')"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert (ran.stdout, ran.stderr) == ("", "")
 
 
 def random_controls(world, num, horizon, rng):

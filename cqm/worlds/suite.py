@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import logging
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -27,6 +28,9 @@ from dm_control.rl import control
 
 from cqm.worlds.base import PerThread, Rollout, States, Status, World, prototype_actions
 from cqm.worlds.mujoco import Extras, InitialFn, MujocoWorld, ObservationFn
+
+# MuJoCo will drop an attribute that dm_control's own model files use; nobody here can act on that.
+logging.getLogger("absl").addFilter(lambda record: "settotalmass" not in record.getMessage())
 
 _INTEGRATION = mujoco.mjtState.mjSTATE_INTEGRATION.value
 _NEEDS_DISPLAY = {"quadruped-escape"}
