@@ -24,7 +24,6 @@ Choices, with accuracy on reacher / cartpole (5,000 states, 1,500 updates unless
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import jax
@@ -33,7 +32,7 @@ import numpy as np
 from jax import Array
 
 from cqm.experiments.baselines.base import Inputs, Lesson, closed_only, fit
-from cqm.experiments.baselines.successor_features import TARGET_EVERY
+from cqm.experiments.baselines.successor_features import td_training
 from cqm.experiments.baselines.task_network import (
     TaskNetwork,
     TaskPredictor,
@@ -48,11 +47,7 @@ class TaskTD(TaskPredictor):
     def __init__(self, lesson: Lesson):
         closed_only(lesson.branches, "TD learning")
         self.inputs = inputs = Inputs.of(lesson)
-        training = replace(
-            lesson.training,
-            target_every=TARGET_EVERY,
-            batch_size=lesson.training.batch_size * lesson.branches.num_actions,
-        )
+        training = td_training(lesson)
         transitions = Transitions.of(lesson.branches, training)
         recipe, rewards = lesson.branches.recipe, jnp.asarray(lesson.rewards, jnp.float32)
         spread = float(np.std(transitions.start @ lesson.rewards.T)) or 1.0
