@@ -45,8 +45,7 @@ def progress(what: str, total: int, *, unit: str, show: bool | None = None) -> I
             def advance(count: int) -> None:
                 nonlocal done
                 done += count
-                rate = f"{done / _elapsed(started):,.0f}/s"
-                bar.update(task, advance=count, rate=rate)
+                bar.update(task, advance=count, rate=_rate(done / _elapsed(started)))
 
             yield advance
     else:
@@ -65,12 +64,16 @@ def _plain_lines(what: str, total: int, unit: str) -> Advance:
             seconds = _elapsed(started)
             left = seconds * (total - done) / max(done, 1)
             print(
-                f"{what}: {done:,}/{total:,} {unit}, {done / seconds:,.0f}/s, {left:.0f} s left",
+                f"{what}: {done:,}/{total:,} {unit}, {_rate(done / seconds)}, {left:.0f} s left",
                 file=sys.stderr,
                 flush=True,
             )
 
     return advance
+
+
+def _rate(per_second: float) -> str:
+    return f"{per_second:,.0f}/s" if per_second >= 1 else f"{60 * per_second:.1f}/min"
 
 
 def _elapsed(started: float) -> float:

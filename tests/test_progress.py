@@ -68,6 +68,13 @@ def test_there_is_a_line_for_every_tenth_and_not_more(capsys, clock):
     assert lines[4] == "fitting: 500/1,000 steps, 100/s, 5 s left"
 
 
+def test_a_slow_rate_is_by_the_minute(capsys, clock):
+    with progress("jobs", 4, unit="jobs", show=True) as advance:
+        clock(40.0)
+        advance(1)
+    assert capsys.readouterr().err == "jobs: 1/4 jobs, 1.5/min, 120 s left\n"
+
+
 def test_plain_lines_hold_no_control_characters(capsys, clock):
     with progress("collecting", 3, unit="states", show=True) as advance:
         clock(1.0)
