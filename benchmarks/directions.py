@@ -1,7 +1,7 @@
 """How much the set of reward directions decides: ceilings and methods with other random sets.
 
 The paper does not publish its directions. This draws other held-out sets and measures, for each,
-the best accuracy that could be reached and that of the methods: those that never see a reward, and
+what could be reached and the scores of the methods: those that never see a reward, and
 those that learned from the benchmark's training rewards and answer for any. It continues the jobs
 of a run of the benchmark at full size, so that what is fitted there is not fitted again.
 
@@ -14,6 +14,7 @@ import os
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("MUJOCO_GL", "disable")
 
@@ -25,8 +26,8 @@ from benchmarks.branching import write_csv
 from cqm.branches import Branches
 from cqm.decisions import advantage
 from cqm.experiments.baselines import METHODS, Lesson, Predictor
-from cqm.experiments.metrics import accuracy, ceilings
-from cqm.experiments.protocol import PAPER, Job, Protocol, preset
+from cqm.experiments.metrics import accuracy, ceilings, correlation, normalised_regret
+from cqm.experiments.protocol import DOMAINS, PAPER, Job, Protocol, preset
 from cqm.experiments.run import job_directory
 from cqm.worlds.nuisance import NuisanceWorld
 
@@ -37,14 +38,12 @@ class Settings:
 
     run: Path
     """Directory of a run of the benchmark, whose branches and fits are used."""
-    worlds: tuple[str, ...] = ("reacher-easy", "cheetah-run", "walker-walk")
+    worlds: tuple[str, ...] = DOMAINS
     """Suite tasks."""
     methods: tuple[str, ...] = PAPER
     """Of the benchmark."""
     sets: int = 40
     """Random sets of directions beside the benchmark's own, which is number 0."""
-    draws: int = 16
-    """Of every state, for the ceilings."""
     seed: int = 7
     """Of the run."""
     out: Path = Path("benchmarks/results/directions.csv")
@@ -52,44 +51,52 @@ class Settings:
 
 
 def main(settings: Settings) -> None:
-    full, rows = preset("paper"), []
-    for name in settings.worlds:
-        where = settings.run / "branches" / name / str(settings.seed)
-        sets = {part: Branches.open(where / part) for part in full.branch_sets(settings.seed)}
-        world = cqm.load_world(name, nuisance=full.nuisance, seed=settings.seed)
-        weights = [
-            world.mixed_weights(directions(full, number, len(world.native.feature_names)))
-            for number in range(1 + settings.sets)
-        ]
-        draws, truth = sets["ceiling"].effects()[:, : settings.draws], sets["test"].effects()[:, 0]
-        answers = {
-            method: np.split(
-                fitted(settings, full, sets, world, method).values(
-                    sets["test"], np.concatenate(weights)
-                ),
-                len(weights),
-                axis=1,
-            )
-            for method in settings.methods
-        }
-        for number, asked in enumerate(weights):
-            wanted = advantage(truth, asked)
-            found = {"ceiling": ceilings(draws, np.arange(2.0), asked).accuracy_ceiling}
-            found |= {m: accuracy(answers[m][number], wanted) for m in settings.methods}
-            versions = {"jax": version("jax"), "mujoco": version("mujoco")}
-            found = {what: round(value, 4) for what, value in found.items()}
-            rows.append(
-                {"domain": name, "directions": number, **found, "seed": settings.seed, **versions}
-            )
-        for what in ("ceiling", *settings.methods):
-            ours, *others = (row[what] for row in rows if row["domain"] == name)
+    rows = [row for name in settings.worlds for row in scores(settings, name)]
+    write_csv(settings.out, rows)
+
+
+def scores(settings: Settings, name: str) -> list[dict[str, Any]]:
+    """Of every set and method on a domain."""
+    full = preset("paper")
+    where = settings.run / "branches" / name / str(settings.seed)
+    sets = {part: Branches.open(where / part) for part in full.branch_sets(settings.seed)}
+    world = cqm.load_world(name, nuisance=full.nuisance, seed=settings.seed)
+    weights = [
+        world.mixed_weights(directions(full, number, len(world.native.feature_names)))
+        for number in range(1 + settings.sets)
+    ]
+    draws, test = sets["ceiling"].effects(), sets["test"]
+    outcomes, effects = test.outcomes[:, 0], test.effects()[:, 0]
+    answers = {}
+    for method in settings.methods:
+        predictor = fitted(settings, full, sets, world, method)
+        together = predictor.values(test, np.concatenate(weights))
+        answers[method] = np.split(together, len(weights), axis=1)
+    rows = []
+    for number, asked in enumerate(weights):
+        truth, values = advantage(effects, asked), advantage(outcomes, asked)
+        best = ceilings(draws, values, asked)
+        found = {"ceiling": {"accuracy": best.accuracy_ceiling, "regret": best.regret_floor}}
+        for method in settings.methods:
+            given = answers[method][number]
+            found[method] = {
+                "accuracy": accuracy(given, truth),
+                "regret": normalised_regret(given, truth, values),
+                "correlation": correlation(given, truth),
+            }
+        for method, measured in found.items():
+            digits = {what: round(value, 5) for what, value in measured.items()}
+            rows.append({"domain": name, "directions": number, "method": method, **digits})
+    for method in ("ceiling", *settings.methods):
+        for what in ("accuracy", "regret"):
+            ours, *others = (row[what] for row in rows if row["method"] == method)
             print(
-                f"{name}, {what}: {ours:.3f} with the benchmark's directions, "
-                f"{np.mean(others):.3f} ± {np.std(others):.3f} with {len(others)} other sets, "
-                f"of which {np.mean(np.array(others) < ours):.0%} lower",
+                f"{name}, {method}, {what}: {ours:.4f} with the benchmark's directions, "
+                f"{np.mean(others):.4f} ± {np.std(others):.4f} with {len(others)} other sets",
                 flush=True,
             )
-    write_csv(settings.out, rows)
+    versions = {"jax": version("jax"), "mujoco": version("mujoco")}
+    return [{**row, "seed": settings.seed, **versions} for row in rows]
 
 
 def fitted(

@@ -337,9 +337,9 @@ class Reproduce:
         else:
             outcome = reproduce(protocol, out, command=command, show_progress=True)
             problems = [f"{j.method} on {j.domain}, seed {j.seed}: {p}" for j, p in outcome.failed]
-        _write_report(out)
         for problem in problems:
-            print(f"failed: {problem}")
+            print(f"failed: {problem}", file=sys.stderr)
+        _write_report(out)
         return 1 if problems else 0
 
     def _study_logs(self, protocol: Any, out: Path, command: str) -> list[str]:

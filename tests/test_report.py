@@ -173,8 +173,8 @@ def test_the_winner_whoever_it_is(tmp_path):
     sentences = verdict(write_scores(tmp_path, scores, **FULL))
     assert sentences[0] == (
         "Of the paper's methods, the most accurate is Direct value in 1 of 1 domains (Reacher). "
-        "In the paper it is CQM-B. Its lead is larger than the Student-t interval of the lead in "
-        "Reacher."
+        "In the paper it is CQM-B. Leads over the second that exceed their Student-t intervals: "
+        "Direct value in Reacher."
     )
     assert "1 of 2 for accuracy" in sentences[1]
     assert sentences[1].endswith("more than the intervals: CQM-B on Reacher.")

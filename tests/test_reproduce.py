@@ -109,17 +109,21 @@ def test_killed_at_random_instants_the_tables_are_the_same(finished, tmp_path):
     rng = random.Random(0)
     command = [sys.executable, "-m", "cqm.cli", "reproduce", "--preset", "smoke"]
     command += ["--domains", "cartpole-swingup", "--methods", *METHODS, "--out", str(tmp_path)]
+    instants = sorted(rng.uniform(2, 10) for _ in range(5))
+    kills = 0
     for attempt in range(20):
         process = subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL)
         try:
-            process.wait(timeout=rng.uniform(2, 10) if attempt < 5 else 300)
+            process.wait(timeout=instants[attempt] if attempt < 5 else 300)
         except subprocess.TimeoutExpired:
             os.kill(process.pid, signal.SIGKILL)
             process.wait()
+            kills += 1
             time.sleep(0.2)
         else:
             break
     assert process.returncode == 0
+    assert kills
     for name in FILES:
         expected = (finished / f"{name}.csv").read_bytes()
         assert (tmp_path / f"{name}.csv").read_bytes() == expected, name

@@ -40,4 +40,5 @@ def test_every_method_of_the_paper_ran_on_every_domain():
     for domain in protocol.domains:
         for method in protocol.stages[0].methods:
             if method != "ceilings":
-                assert results.values(domain, method, "accuracy"), (domain, method)
+                seeds = results.values(domain, method, "accuracy")
+                assert tuple(seeds) == protocol.stages[0].seeds, (domain, method)

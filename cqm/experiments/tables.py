@@ -51,8 +51,9 @@ _RULE_ONE = (
 
 _CONDITIONING = (
     "Raw input: observations as they are, as in the paper. Effect: the span of the training "
-    "effects and the rest of the observation, each whitened. Whiten: all of it whitened. Changes "
-    "are means over the seeds that both have."
+    "effects and the rest of the observation, each whitened, the rest at a tenth of the size; the "
+    "output of CQM-B is kept to that span too. Whiten: all of it whitened. Changes are means over "
+    "the seeds that both have."
 )
 
 
@@ -266,7 +267,7 @@ def conditioning(results: Results, measure: Measure) -> Table:
         if any(f"{method}+{kind}" in results.methods for kind in kinds)
     ]
     groups, records = [], []
-    conditioned = [m for m in results.methods if m.partition("+")[2] in CONDITIONINGS]
+    conditioned = [f"{method}+{kind}" for method in methods for kind in kinds]
     for domain in results.domains:
         if not any(results.values(domain, method, measure.key) for method in conditioned):
             continue

@@ -113,7 +113,7 @@ def winners(results: Results) -> str:
         if len(ranked) > 1:
             lead = difference(results, domain, "accuracy", ranked[0], ranked[1])
             if lead and lead.mean > lead.half_width("student"):
-                clear.append(domain_title(domain))
+                clear.append(f"{title_of(ranked[0])} in {domain_title(domain)}")
     parts = [
         f"{method} in {len(where)} of {len(domains)} domains ({_list(where)})"
         for method, where in sorted(won.items(), key=lambda item: -len(item[1]))
@@ -125,7 +125,7 @@ def winners(results: Results) -> str:
         return f"{text} With one seed it cannot be said whether a lead is chance."
     if not clear:
         return f"{text} No lead over the second is larger than its Student-t interval."
-    return f"{text} Its lead is larger than the Student-t interval of the lead in {_list(clear)}."
+    return f"{text} Leads over the second that exceed their Student-t intervals: {_list(clear)}."
 
 
 def _published_winners(domains: Iterable[str]) -> list[str]:

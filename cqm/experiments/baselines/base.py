@@ -153,17 +153,18 @@ def fit_members(
     loss_fn: LossFn,
     source: Source,
     lesson: Lesson,
+    training: Training,
     name: str,
 ) -> Any:
     """Train an ensemble side by side, each member on batches of its own."""
-    keys = jax.random.split(jax.random.key(lesson.training.seed), members)
+    keys = jax.random.split(jax.random.key(training.seed), members)
 
     def loss(models: Any, batch: Batch, key: Array, target: Any) -> Array:
         own = {k: v.reshape(members, -1, *v.shape[1:]) for k, v in batch.items()}
         each = eqx.filter_vmap(lambda model, rows: loss_fn(model, rows, key, None))
         return jnp.sum(each(models, own)) / members
 
-    together = replace(lesson.training, batch_size=members * lesson.training.batch_size)
+    together = replace(training, batch_size=members * training.batch_size)
     return fit(eqx.filter_vmap(make_fn)(keys), loss, source, lesson, together, name)
 
 

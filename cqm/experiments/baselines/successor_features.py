@@ -34,7 +34,7 @@ from jax import Array
 
 from cqm.branches import Branches, Recipe
 from cqm.experiments.baselines.base import Inputs, Lesson, Predictor, by_blocks, closed_only, fit
-from cqm.experiments.baselines.transitions import Transitions
+from cqm.experiments.baselines.transitions import Transitions, of_all_arms
 from cqm.experiments.baselines.vector import for_action, make_network, mean_over_actions
 from cqm.models.network import Network
 from cqm.models.training import Training
@@ -69,9 +69,8 @@ class SuccessorFeatures(Predictor):
 
 
 def td_training(lesson: Lesson) -> Training:
-    """With a target network, and as many transitions in a batch as states have arms together."""
-    batch_size = lesson.training.batch_size * lesson.branches.num_actions
-    return replace(lesson.training, target_every=TARGET_EVERY, batch_size=batch_size)
+    """Transitions of all arms, and a target network."""
+    return replace(of_all_arms(lesson), target_every=TARGET_EVERY)
 
 
 def truncated_discount(recipe: Recipe) -> float:

@@ -7,12 +7,13 @@ the seed and the number of the chunk.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax.numpy as jnp
 import numpy as np
 
 from cqm.branches import BLOCK, Branches
+from cqm.experiments.baselines.base import Lesson
 from cqm.models.training import Batch, Training
 
 _PIECE = 4 * BLOCK  # families read at once
@@ -59,6 +60,12 @@ class Transitions:
         after = self.steps[rows, arms, steps]
         arrays = {"before": before, "action": action.astype(np.int32), "after": after}
         return {name: jnp.asarray(values) for name, values in arrays.items()}
+
+
+def of_all_arms(lesson: Lesson) -> Training:
+    """As many transitions in a batch as the states of a batch have arms together."""
+    batch_size = lesson.training.batch_size * lesson.branches.num_actions
+    return replace(lesson.training, batch_size=batch_size)
 
 
 def first_steps(branches: Branches) -> dict[str, np.ndarray]:

@@ -5,7 +5,8 @@ that the paper's `world` is not the last word on modelling everything. It differ
 bottleneck; the change of the observation is predicted instead of the observation; each member gives
 a mean and a variance, trained by likelihood, in coordinates in which the changes are uncorrelated,
 so that directions with little noise are learned as precisely as they allow; and five members
-are averaged, each trained on batches of its own. It sees neither rewards nor the pairing.
+are averaged, each trained on batches of its own, of as many transitions as 256 states have arms
+together. It sees neither rewards nor the pairing.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from cqm.experiments.baselines.base import (
     closed_only,
     fit_members,
 )
-from cqm.experiments.baselines.transitions import Transitions
+from cqm.experiments.baselines.transitions import Transitions, of_all_arms
 from cqm.experiments.baselines.vector import WIDTH, for_action
 from cqm.models.conditioning import Coordinates, input_coordinates
 from cqm.models.network import Network
@@ -46,7 +47,8 @@ class WorldEnsemble(Predictor):
         closed_only(lesson.branches, "a world model")
         self.inputs = inputs = Inputs.of(lesson)
         self.discounts = lesson.branches.recipe.discounts
-        transitions = Transitions.of(lesson.branches, lesson.training)
+        training = of_all_arms(lesson)
+        transitions = Transitions.of(lesson.branches, training)
         changes = uncorrelated(transitions)
         shift = jnp.asarray(changes.shift, jnp.float32)
         matrix = jnp.asarray(changes.matrix, jnp.float32)  # [features, coordinates]
@@ -64,7 +66,9 @@ class WorldEnsemble(Predictor):
             actions = lesson.branches.num_actions
             return Network(inputs.size, actions, 2 * size, rank=WIDTH, width=WIDTH, key=key)
 
-        self.networks = fit_members(make, MEMBERS, loss, transitions, lesson, "world-ensemble")
+        self.networks = fit_members(
+            make, MEMBERS, loss, transitions, lesson, training, "world-ensemble"
+        )
 
     def outcomes(self, branches: Branches) -> np.ndarray:
         """Discounted sums of the predicted observations, averaged over the members."""
