@@ -301,6 +301,14 @@ def test_disagreements_are_listed_with_both_intervals(tmp_path):
     assert direct[3:] == ["0.9800 ± 0.0196", "0.8534 ± 0.0974", "better", "agrees"]
 
 
+def test_what_falls_below_the_papers_interval_is_listed_though_intervals_meet(tmp_path):
+    scores = {**by_seed("sf", [0.14, 0.24, 0.34]), **by_seed("world", [0.1, 0.21, 0.32])}
+    table = tables.disagreements(write_scores(tmp_path, scores))
+    (row,) = [[cell.text for cell in row] for row in table.rows]  # World: 0.21, paper 0.26 ± 0.06
+    assert row[1:5] == ["Reacher", "SF", "0.2400 ± 0.1132", "0.3456 ± 0.0647"]
+    assert row[5:] == ["agrees", "agrees"]
+
+
 # Files
 
 

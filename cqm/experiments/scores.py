@@ -189,3 +189,13 @@ def against_paper(
     if ours is None or theirs is None:
         return ""
     return compare(ours, theirs, higher_is_better=measure.higher_is_better, interval=interval)
+
+
+def below_paper(results: Results, domain: str, method: str, measure: Measure) -> bool:
+    """Whether the mean is worse than the paper's by more than the paper's own interval."""
+    ours = score(results, domain, method, measure.key)
+    theirs = measure.published.get((domain, method))
+    if ours is None or theirs is None or theirs.half_width is None:
+        return False
+    short = theirs.value - ours.mean if measure.higher_is_better else ours.mean - theirs.value
+    return short > theirs.half_width
