@@ -281,7 +281,7 @@ def _times(times: dict[str, Any]) -> Iterator[str]:
     yield f"{_duration(total)} of work"
     if times.get("wall"):
         yield f", in {_duration(times['wall'])} by the clock"
-    yield ".</p>"
+    yield ". Physics is the collection of branches, with loading worlds and writing files.</p>"
 
 
 def _duration(seconds: float) -> str:
