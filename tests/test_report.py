@@ -153,12 +153,13 @@ def test_scores_alone_give_a_page(tmp_path):
 
 
 def write_scores(directory, scores, **protocol):
-    """A run with accuracies and shares of the ceiling on reacher, by method."""
+    """A run with accuracies and shares of the ceiling, by method on reacher or by domain too."""
     rows = []
-    for method, values in scores.items():
+    for name, values in scores.items():
+        domain, method = name if isinstance(name, tuple) else ("reacher-easy", name)
         for seed, value in enumerate(values, 7):
             row = dict.fromkeys(COLUMNS["scores.csv"])
-            row |= {"domain": "reacher-easy", "seed": seed, "method": method}
+            row |= {"domain": domain, "seed": seed, "method": method}
             rows.append({**row, "accuracy": value, "ceiling_share": 2 * value - 1})
     write_csv(directory / "scores.csv", rows, COLUMNS["scores.csv"])
     (directory / "run.json").write_text(json.dumps({"preset": "x", "protocol": protocol}))
@@ -180,6 +181,15 @@ def test_the_winner_whoever_it_is(tmp_path):
     assert sentences[1].endswith("more than the intervals: CQM-B on Reacher.")
     assert "80% on Reacher" in sentences[2]
     assert len(sentences) == 3
+
+
+def test_every_clear_lead_has_its_winner(tmp_path):
+    high, low, near = [0.9, 0.91, 0.89], [0.6, 0.61, 0.59], [0.9, 0.88, 0.91]
+    scores = {("reacher-easy", "cqm"): low, ("reacher-easy", "direct"): high}
+    scores |= {("cheetah-run", "cqm"): high, ("cheetah-run", "direct"): low}
+    scores |= {("walker-walk", "cqm"): high, ("walker-walk", "direct"): near}
+    first = verdict(write_scores(tmp_path, scores, **FULL))[1]
+    assert first.endswith("intervals: Direct value in Reacher and CQM-B in Cheetah.")
 
 
 def test_a_lead_within_its_interval_is_none(tmp_path):
