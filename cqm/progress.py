@@ -14,13 +14,16 @@ Advance = Callable[[int], None]
 
 
 @contextlib.contextmanager
-def progress(what: str, total: int, *, unit: str, show: bool | None = None) -> Iterator[Advance]:
+def progress(
+    what: str, total: int, *, unit: str, done: int = 0, show: bool | None = None
+) -> Iterator[Advance]:
     """Report work of known size with its rate and the time left; call what it yields.
 
     Args:
         what: What is being done.
         total: How much of it there is.
         unit: What is counted.
+        done: How much was done before; it counts for the whole, not for the rate.
         show: True for plain lines where there is no terminal, False for nothing at all, None
             for a bar on a terminal and nothing elsewhere.
     """
@@ -38,33 +41,34 @@ def progress(what: str, total: int, *, unit: str, show: bool | None = None) -> I
             TimeRemainingColumn(),
         )
         with Progress(*columns, console=console) as bar:
-            task = bar.add_task(what, total=total, rate="")
+            task = bar.add_task(what, total=total, completed=done, rate="")
             started = time.monotonic()
-            done = 0
+            new = 0
 
             def advance(count: int) -> None:
-                nonlocal done
-                done += count
-                bar.update(task, advance=count, rate=_rate(done / _elapsed(started)))
+                nonlocal new
+                new += count
+                bar.update(task, advance=count, rate=_rate(new / _elapsed(started)))
 
             yield advance
     else:
-        yield _plain_lines(what, total, unit)
+        yield _plain_lines(what, total, unit, done)
 
 
-def _plain_lines(what: str, total: int, unit: str) -> Advance:
+def _plain_lines(what: str, total: int, unit: str, before: int) -> Advance:
     """A line at every tenth of the work."""
-    started, done, said = time.monotonic(), 0, 0
+    started, done = time.monotonic(), before
+    said = done * 10 // total if total else 0
 
     def advance(count: int) -> None:
         nonlocal done, said
         done += count
         if done * 10 // total > said:
             said = done * 10 // total
-            seconds = _elapsed(started)
-            left = seconds * (total - done) / max(done, 1)
+            rate = (done - before) / _elapsed(started)
+            left = (total - done) / rate
             print(
-                f"{what}: {done:,}/{total:,} {unit}, {_rate(done / seconds)}, {left:.0f} s left",
+                f"{what}: {done:,}/{total:,} {unit}, {_rate(rate)}, {left:.0f} s left",
                 file=sys.stderr,
                 flush=True,
             )

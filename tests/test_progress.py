@@ -68,6 +68,19 @@ def test_there_is_a_line_for_every_tenth_and_not_more(capsys, clock):
     assert lines[4] == "fitting: 500/1,000 steps, 100/s, 5 s left"
 
 
+def test_what_was_done_before_does_not_count_for_the_rate(capsys, clock):
+    with progress("fitting", 1000, unit="updates", done=800, show=True) as advance:
+        clock(2.0)
+        advance(100)
+    assert capsys.readouterr().err == "fitting: 900/1,000 updates, 50/s, 2 s left\n"
+
+
+def test_work_found_finished_prints_nothing(capsys):
+    with progress("fitting", 1000, unit="updates", done=1000, show=True):
+        pass
+    assert capsys.readouterr().err == ""
+
+
 def test_a_slow_rate_is_by_the_minute(capsys, clock):
     with progress("jobs", 4, unit="jobs", show=True) as advance:
         clock(40.0)

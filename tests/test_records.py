@@ -128,7 +128,7 @@ def test_what_a_run_may_lack_is_empty(tmp_path, name):
 
 def test_a_run_without_scores_is_explained(tmp_path):
     write_run(tmp_path, domains=(), beyond=())
-    with pytest.raises(ValueError, match="no job has finished yet"):
+    with pytest.raises(ValueError, match="no method has been scored yet"):
         load(tmp_path)
 
 

@@ -207,7 +207,7 @@ def load(directory: str | Path) -> Results:
         if (name == "scores.csv" and scored) or (directory / name).exists()
     }
     if not tables.get("scores") and not tables.get("logs"):
-        raise ValueError(f"{directory / 'scores.csv'} has no rows: no job has finished yet")
+        raise ValueError(f"{directory / 'scores.csv'} has no rows: no method has been scored yet")
     run, times, study = (
         read_json(directory / name) if (directory / name).exists() else {}
         for name in ("run.json", "times.json", "logs.json")

@@ -165,10 +165,9 @@ def train(
     run = _compiled_chunk(loss_fn, training)
     measure = None if validation is None else _compiled_validation(loss_fn, validation, training)
     with (
-        progress(name, training.updates, unit="updates", show=show_progress) as advance,
+        progress(name, training.updates, unit="updates", done=step, show=show_progress) as advance,
         contextlib.closing(files) if files is not None else contextlib.nullcontext(),
     ):
-        advance(step)
         while step < training.updates and _chunks_since_best(held_out) < patience:
             num = min(training.chunk, training.updates - step)
             # Not given a name, which would keep a window alive while the next is read.
