@@ -192,6 +192,15 @@ def test_every_clear_lead_has_its_winner(tmp_path):
     assert first.endswith("intervals: Direct value in Reacher and CQM-B in Cheetah.")
 
 
+def test_all_who_share_the_first_place_are_named(tmp_path):
+    scores = {method: [1.0, 1.0] for method in ("cqm", "cocoa")}
+    scores |= {f"{method}+effect": [0.5, 0.5] for method in ("world", "sf", "direct", "task-td")}
+    scores |= {f"{method}+effect": [1.0, 1.0] for method in ("cqm", "cocoa")}
+    results = write_scores(tmp_path, scores, **FULL)
+    assert [card.leader for card in cards(results)] == ["CQM-B and COCOA"]
+    assert verdict(results)[-1].endswith("the most accurate is CQM-B and COCOA in Reacher.")
+
+
 def test_a_lead_within_its_interval_is_none(tmp_path):
     scores = {"cqm": [0.5, 0.9], "direct": [0.6, 0.7]}
     assert "No lead over the second" in " ".join(verdict(write_scores(tmp_path, scores, **FULL)))

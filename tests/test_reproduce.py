@@ -12,11 +12,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+import cqm
 from cqm import storage
 from cqm.cli import main
 from cqm.experiments import records
+from cqm.experiments.baselines import Predictor
 from cqm.experiments.protocol import DOMAINS, PAPER, SEEDS, Job, preset
 from cqm.experiments.run import job_directory, reproduce
+from cqm.experiments.scoring import _scores
 
 METHODS = ("cqm", "oracle", "zero", "random")
 SMALL = preset("smoke").restricted(["cartpole-swingup"], None, METHODS)
@@ -154,6 +157,26 @@ def test_restricting_refuses_what_it_does_not_know(tmp_path):
     for method in ("dreamer", "cqm+magic", "cqm+", "world+none", "default+effect", "zero+whiten"):
         with pytest.raises(ValueError, match="unknown methods"):
             reproduce(preset("smoke").restricted(methods=[method]), tmp_path)
+
+
+class Overflowing(Predictor):
+    absolute = True
+
+    def outcomes(self, branches):
+        predicted = np.zeros(branches.outcomes[:, 0].shape)
+        predicted[0] = np.inf
+        return predicted
+
+
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+def test_a_prediction_that_overflowed_has_undefined_scores(tmp_path):
+    world = cqm.load_world("cartpole-swingup", nuisance=4, seed=0)
+    sets = {"test": cqm.collect(world, states=6), "ceiling": cqm.collect(world, states=6, draws=4)}
+    record = _scores(Overflowing(), sets, np.eye(len(world.feature_names))[:2])
+    (row,) = record["scores"]
+    assert row["effect_nmse"] is None
+    assert row["absolute_nmse"] is None
+    storage.write_json(tmp_path / "record.json", record)
 
 
 def test_a_method_may_be_added_with_its_conditioning():

@@ -1,17 +1,22 @@
 """Scores from logs alone, the directions behind them, and the study that checks both."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
+from synthetic_run import log_rows
 from test_effect import pendulum_world
 
 import cqm
 from cqm.cli import main
 from cqm.experiments import logs_study
+from cqm.experiments.records import load
 from cqm.logs import Logs
 from cqm.models.directions import visible_log_directions
 from cqm.models.regression import fold_numbers, inverse_root, ridge, shrunk_covariance
 from cqm.models.residual import ResidualModel
 from cqm.models.selection import held_out_scores
+from cqm.report.page import render
 from cqm.worlds.nuisance import Nuisance, NuisanceWorld
 
 
@@ -112,6 +117,32 @@ def test_a_shrunk_covariance_is_right_with_much_data_and_diagonal_with_little():
     assert np.abs(off).max() < 0.5
     back = inverse_root(root @ root.T)
     np.testing.assert_allclose(back @ back.T, np.linalg.inv(root @ root.T), rtol=1e-9)
+
+
+def test_a_setting_that_fails_is_kept_and_shown(tmp_path, monkeypatch):
+    def run(function, tasks, cores):
+        for task in tasks:
+            problem = "no memory" if task[2]["behaviour"] == "state" else None
+            if problem is None:
+                logs_study.write_json(
+                    logs_study._record(tmp_path / "logs", task[2]),
+                    {"rows": log_rows("walker-walk")},
+                )
+            yield task, problem
+
+    monkeypatch.setattr(logs_study, "run_side_by_side", run)
+    settings = ((0, "uniform"), (64, "state"))
+    study = replace(logs_study.STUDIES["smoke"], settings=settings)
+    for _ in range(2):  # tried again, and not counted twice
+        problems = logs_study.reproduce_logs(
+            study, tmp_path, domains=["walker-walk"], seeds=[7], show_progress=False
+        )
+        assert problems == ["walker-walk 64 state 7: no memory"]
+    results = load(tmp_path)
+    assert [f["error"] for f in results.failed] == ["no memory"]
+    page = render(results)
+    assert "One job failed" in page
+    assert "<td>state logs, nuisance 64</td><td>no memory</td>" in page
 
 
 @pytest.mark.parametrize("behaviour", ["uniform", "state"])

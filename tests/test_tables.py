@@ -309,6 +309,28 @@ def test_what_falls_below_the_papers_interval_is_listed_though_intervals_meet(tm
     assert row[5:] == ["agrees", "agrees"]
 
 
+def test_figures_of_some_seeds_are_judged_by_those_seeds(tmp_path):
+    scores = {
+        **by_seed("world", [0.30, 0.9, 0.9]),  # paper 0.26 ± 0.06
+        **by_seed("cqm", [0.95, 0.1, 0.1]),
+        **by_seed("default", [0.9]),
+    }
+    results = write_scores(tmp_path, scores)
+    table = tables.profile(results, "x", "", ("world", "cqm", "default"), ("accuracy",), "")
+    world, cqm, default = table.records
+    assert (world["seeds"], world["mean"], world["against_paper_normal"]) == (1, 0.30, "agrees")
+    assert (cqm["best_learned"], world["best_learned"], default["best_learned"]) == (1, 0, 0)
+
+
+def test_each_table_says_its_own_seeds_and_shares_only_how_it_is_read(tmp_path):
+    scores = {**by_seed("cqm", [0.5, 0.6, 0.7]), **by_seed("default", [0.9, 0.9])}
+    made = {table.name: table for table in tables.make_tables(write_scores(tmp_path, scores))}
+    assert made["default"].notes == ("Seeds that all rows of a domain have: 7, 8.",)
+    assert "Bold" in made["accuracy"].legend
+    assert made["accuracy"].legend in markdown(made["accuracy"])
+    assert made["accuracy"].notes == ("Means over 3 seeds (7, 8, 9).",)
+
+
 # Files
 
 

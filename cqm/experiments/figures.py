@@ -25,7 +25,7 @@ from cqm.experiments.drawing import (
 )
 from cqm.experiments.ordinary import ordinary_figures
 from cqm.experiments.records import Results, Row, load
-from cqm.experiments.scores import difference, domain_title, ranking, score, title_of
+from cqm.experiments.scores import best, difference, domain_title, score, title_of, titles_of
 from cqm.storage import write_pieces
 
 RANK = 8
@@ -58,7 +58,7 @@ READING = {
 }
 """How figures of each kind are read."""
 _LEVELS = 6  # shades of a hexagon
-_POINTS = 60  # of a curve; more cannot be seen
+_POINTS = 61  # of a curve; more cannot be seen
 
 
 def write_figures(directory: str | Path) -> list[Path]:
@@ -114,9 +114,9 @@ def score_figure(results: Results, domain: str) -> Picture | None:
             mark_line(axes, ceiling, "ceiling")
             axes.axvspan(ceiling, axes.get_xlim()[1], color=INK, alpha=0.07, linewidth=0)
     text = "None of the paper's methods has finished."
-    for leader in ranking(results, domain, "accuracy")[:1]:
-        best = score(results, domain, leader, "accuracy")
-        text = f"{title_of(leader)}, the best of the paper's, gets {best.mean if best else 0:.3f}"
+    if leaders := best(results, domain, "accuracy"):
+        most = score(results, domain, leaders[0], "accuracy")
+        text = f"Best of the paper's: {titles_of(leaders)} with {most.mean if most else 0:.3f}"
         text += f"; the ceiling is {ceiling:.3f}." if math.isfinite(ceiling) else "."
     return Picture(name, title, text, READING["score"], svg[0])
 

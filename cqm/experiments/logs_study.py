@@ -174,7 +174,8 @@ def reproduce_logs(
         show_progress: See `cqm.progress.progress`.
     """
     out, directory = Path(out), Path(out) / "logs"
-    begin(out / RUN, {"study": asdict(study)}, {"commands": [command] if command else []})
+    other = {"commands": [command] if command else []}
+    run = begin(out / RUN, {"study": asdict(study)}, other)
     directory.mkdir(parents=True, exist_ok=True)
     settings = [
         {"domain": domain, "nuisance": nuisance, "behaviour": behaviour, "seed": seed}
@@ -183,14 +184,17 @@ def reproduce_logs(
         for domain in domains
     ]
     tasks = [(str(directory), study, s) for s in settings if not _record(directory, s).exists()]
-    problems = []
+    failed = []
     with progress("settings", len(tasks), unit="settings", show=show_progress) as advance:
         for (_, _, setting), problem in run_side_by_side(_do_setting, tasks, available_cores()):
             if problem is not None:
-                problems.append(f"{' '.join(map(str, setting.values()))}: {problem}")
+                failed.append({**setting, "error": problem})
             advance(1)
+    # Of earlier calls too, as long as the setting is not done.
+    others = [f for f in run["failed"] if {k: f[k] for k in f if k != "error"} not in settings]
+    write_json(out / RUN, {**run, "failed": [*others, *failed]})
     write_records(out)
-    return problems
+    return [f"{' '.join(map(str, list(f.values())[:-1]))}: {f['error']}" for f in failed]
 
 
 def write_records(out: str | Path) -> None:

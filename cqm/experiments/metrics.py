@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from cqm.decisions import advantage
 from cqm.quotient import effect_spectrum
 
 REGRET_GRID = np.concatenate([[0.0], np.geomspace(1e-4, 10.0, 60)])
@@ -123,7 +124,7 @@ def ceilings(effects: np.ndarray, values: np.ndarray, weights: np.ndarray) -> Ce
     others = (num_draws * mean - effects) / (num_draws - 1)
     hits, misses = [], []
     for draw in range(num_draws):  # one at a time: all of them would not fit in memory
-        truth, answer = (_scores(x[:, draw], weights) for x in (effects, others))
+        truth, answer = (advantage(x[:, draw], weights) for x in (effects, others))
         hits.append((answer.argmax(axis=-1) == truth.argmax(axis=-1)).mean(axis=1))
         misses.append(regrets(answer, truth).mean(axis=1))
     right, regret = np.mean(hits, axis=0), np.mean(misses, axis=0) / values.std()
@@ -172,11 +173,6 @@ def spectrum(effects: np.ndarray) -> np.ndarray:
 
 def _is_best(values: np.ndarray) -> np.ndarray:
     return values == values.max(axis=-1, keepdims=True)
-
-
-def _scores(effects: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """`[n, queries, actions]`."""
-    return np.swapaxes(effects @ weights.T, -1, -2)
 
 
 def _mean_and_error(values: np.ndarray) -> tuple[float, float]:

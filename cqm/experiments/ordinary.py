@@ -159,13 +159,11 @@ def _errors(results: Results) -> Table:
             *scores.values(),
         ),
         groups=tuple(groups),
-        notes=(
-            "Excess error: squared error against expected effects as a share of their size; 0 is "
-            "perfect, 1 is predicting nothing. Noise floor: the NMSE of a perfect model. Accuracy "
-            "and regret are against expected effects, regret as a share of what is at stake. "
-            "Bold: the best without branches.",
-            f"{plural} {', '.join(map(str, seeds))}.",
-        ),
+        legend="Excess error: squared error against expected effects as a share of their size; 0 "
+        "is perfect, 1 is predicting nothing. Noise floor: the NMSE of a perfect model. Accuracy "
+        "and regret are against expected effects, regret as a share of what is at stake. "
+        "Bold: the best without branches.",
+        notes=(f"{plural} {', '.join(map(str, seeds))}.",),
         records=tuple(results.logs),
         num_labels=3,
     )

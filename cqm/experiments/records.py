@@ -10,7 +10,7 @@ import csv
 import io
 import math
 import numbers
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -21,7 +21,7 @@ from cqm.storage import DamagedFileError, read_json, write_pieces
 Row = dict[str, Any]
 
 _JOB: dict[str, type] = {"domain": str, "seed": int, "method": str}
-_SCORES = (
+SCORES = (
     "accuracy",
     "regret",
     "effect_nmse",
@@ -30,8 +30,8 @@ _SCORES = (
     "excess_error",
     "expected_accuracy",
     "expected_regret",
-    "ceiling_share",
 )
+"""Of one job; how far an accuracy gets towards the ceiling is added where all are put together."""
 _CEILINGS = (
     "accuracy_ceiling",
     "accuracy_ceiling_se",
@@ -52,7 +52,7 @@ _LOGS = (
     "dr_error",
 )
 COLUMNS: dict[str, dict[str, type]] = {
-    "scores.csv": {**_JOB, **dict.fromkeys(_SCORES, float)},
+    "scores.csv": {**_JOB, **dict.fromkeys((*SCORES, "ceiling_share"), float)},
     "ceilings.csv": {
         **{"domain": str, "seed": int, "actions": int, "states": int, "draws": int},
         **dict.fromkeys(_CEILINGS, float),
@@ -133,6 +133,11 @@ class Results:
     """Of logs: its settings and versions."""
     times: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def failed(self) -> list[dict[str, Any]]:
+        """Jobs of the benchmark and settings of the study that ended with an error."""
+        return [*self.run.get("failed", []), *self.study.get("failed", [])]
+
     @cached_property
     def domains(self) -> list[str]:
         """In the order in which they were run."""
@@ -153,9 +158,12 @@ class Results:
         rows = self._by_job.get((domain, method), {})
         return {seed: row[measure] for seed, row in sorted(rows.items())}
 
-    def ceiling(self, domain: str, measure: str) -> tuple[float, float]:
+    def ceiling(
+        self, domain: str, measure: str, seeds: Sequence[int] | None = None
+    ) -> tuple[float, float]:
         """Mean over seeds of what could be reached, and its standard error."""
         rows = [row for row in self.ceilings if row["domain"] == domain]
+        rows = [row for row in rows if seeds is None or row["seed"] in seeds]
         if not rows:
             return math.nan, math.nan
         # Seeds have other states, so their errors are independent.

@@ -28,6 +28,7 @@ from cqm.collection import collect
 from cqm.experiments import records
 from cqm.experiments.metrics import ceiling_share
 from cqm.experiments.protocol import DOMAINS, PAPER, Job, Protocol
+from cqm.experiments.scores import CONDITIONINGS
 from cqm.experiments.workers import available_cores, run_side_by_side
 from cqm.progress import progress
 from cqm.worlds import load_world
@@ -96,7 +97,7 @@ def _check_methods(protocol: Protocol) -> None:
     from cqm.experiments.baselines import METHODS, OWN_INPUT
 
     takers = [method for method in METHODS if method not in OWN_INPUT]
-    conditioned = {f"{method}+{kind}" for method in takers for kind in ("effect", "whiten")}
+    conditioned = {f"{method}+{kind}" for method in takers for kind in CONDITIONINGS}
     unknown = sorted({j.method for j in protocol.jobs()} - {"ceilings", *METHODS} - conditioned)
     if unknown:
         raise ValueError(

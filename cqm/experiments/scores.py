@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from cqm.experiments import paper
@@ -133,6 +133,11 @@ def title_of(method: str) -> str:
     return f"{title} + {conditioning}" if conditioning else title
 
 
+def titles_of(methods: Iterable[str]) -> str:
+    """Names of methods that share a place."""
+    return " and ".join(map(title_of, methods))
+
+
 def lower(title: str) -> str:
     """A title within a sentence."""
     return title[:1].lower() + title[1:]
@@ -162,29 +167,36 @@ def difference(results: Results, domain: str, key: str, one: str, other: str) ->
     return estimate(mine[seed] - theirs[seed] for seed in common) if common else None
 
 
-def ranking(results: Results, domain: str, key: str) -> list[str]:
+def ranking(
+    results: Results, domain: str, key: str, seeds: Sequence[int] | None = None
+) -> list[str]:
     """The paper's learned methods that have the score, the best first."""
     measure = MEASURES[key]
     means = {
         method: -ours.mean if measure.higher_is_better else ours.mean
         for method in measure.methods
-        if (ours := score(results, domain, method, key)) and not math.isnan(ours.mean)
+        if (ours := score(results, domain, method, key, seeds)) and not math.isnan(ours.mean)
     }
     return sorted(means, key=lambda method: means[method])
 
 
-def best(results: Results, domain: str, key: str) -> list[str]:
+def best(results: Results, domain: str, key: str, seeds: Sequence[int] | None = None) -> list[str]:
     """The learned methods with the best mean; several where they tie exactly."""
-    ranked = ranking(results, domain, key)
-    means = {m: ours.mean for m in ranked if (ours := score(results, domain, m, key))}
+    ranked = ranking(results, domain, key, seeds)
+    means = {m: ours.mean for m in ranked if (ours := score(results, domain, m, key, seeds))}
     return [method for method in ranked if means[method] == means[ranked[0]]]
 
 
 def against_paper(
-    results: Results, domain: str, method: str, measure: Measure, interval: str = "normal"
+    results: Results,
+    domain: str,
+    method: str,
+    measure: Measure,
+    interval: str = "normal",
+    seeds: Sequence[int] | None = None,
 ) -> str:
     """`agrees`, `better` or `worse` than the paper; empty where there is nothing to compare."""
-    ours = score(results, domain, method, measure.key)
+    ours = score(results, domain, method, measure.key, seeds)
     theirs = measure.published.get((domain, method))
     if ours is None or theirs is None:
         return ""

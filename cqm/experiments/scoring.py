@@ -17,21 +17,11 @@ from cqm.decisions import advantage
 from cqm.experiments import metrics
 from cqm.experiments.baselines import METHODS, Lesson, Predictor
 from cqm.experiments.protocol import Job, Protocol
+from cqm.experiments.records import SCORES
 from cqm.models.conditioning import Conditioning
 from cqm.quotient import center
 from cqm.worlds import reload_world
 from cqm.worlds.nuisance import NuisanceWorld
-
-SCORES = (
-    "accuracy",
-    "regret",
-    "effect_nmse",
-    "absolute_nmse",
-    "correlation",
-    "excess_error",
-    "expected_accuracy",
-    "expected_regret",
-)
 
 
 def do_job(
@@ -89,10 +79,10 @@ def _scores(
     expected = advantage(draws.mean(axis=1), weights)
     vectors, predicted = _predict(predictor, test, weights)
     vectors_of_many, answers = _predict(predictor, many, weights)
-    row: dict[str, float | None] = dict.fromkeys(SCORES)
+    row: dict[str, float] = dict.fromkeys(SCORES, np.nan)
     row["accuracy"] = metrics.accuracy(predicted, truth)
     row["regret"] = metrics.normalised_regret(predicted, truth, values)
-    row["correlation"] = _defined(metrics.correlation(predicted, truth))
+    row["correlation"] = metrics.correlation(predicted, truth)
     row["expected_accuracy"] = metrics.accuracy(answers, expected)
     row["expected_regret"] = metrics.normalised_regret(answers, expected, values)
     if vectors is not None and vectors_of_many is not None:
@@ -103,7 +93,8 @@ def _scores(
     centres = (metrics.ALIGNMENT_EDGES[1:] + metrics.ALIGNMENT_EDGES[:-1]) / 2
     shares = metrics.regret_cdf(predicted, truth, values)
     return {
-        "scores": [row],
+        # A prediction that overflowed has no score, and is shown as undefined.
+        "scores": [{name: x if np.isfinite(x) else None for name, x in row.items()}],
         "regret_cdf": [
             {"regret": float(regret), "share": share}
             for regret, share in zip(metrics.REGRET_GRID, shares, strict=True)
@@ -123,10 +114,6 @@ def _predict(
     if vectors is None:
         return None, predictor.values(branches, weights)
     return vectors, advantage(vectors, weights)
-
-
-def _defined(value: float) -> float | None:
-    return None if np.isnan(value) else value
 
 
 def _curve(directory: Path) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from cqm.experiments import paper
-from cqm.experiments.estimates import Estimate
+from cqm.experiments.estimates import INTERVALS, Estimate
 from cqm.experiments.ordinary import ordinary_tables
 from cqm.experiments.records import Results, Row, load, write_csv
 from cqm.experiments.scores import (
@@ -47,7 +47,7 @@ _RULE = (
 _RULE_ONE = (
     "≈: our value lies within the paper's interval; ▲: it is better than that interval; ▼: worse. "
     "The interval is that of a mean over five seeds: one seed scatters more, and lies outside "
-    "about two times in five even where nothing differs."
+    "nearly half the time even where nothing differs."
 )
 
 _CONDITIONING = (
@@ -113,10 +113,13 @@ def _benchmark(results: Results) -> list[Table]:
             results,
             "ensemble",
             "Beyond the paper, a stronger absolute world model",
-            ("world", "cqm", "world-ensemble"),
+            (
+                *("world", "cqm", "world-ensemble"),
+                *(m for m in ("cqm+effect", "world-ensemble+effect") if m in results.methods),
+            ),
             ("accuracy", "regret", "effect_nmse", "absolute_nmse", "ceiling_share"),
             "A full-rank probabilistic ensemble that predicts the future itself, beside the "
-            "paper's world model and its effect model.",
+            "paper's world model and its effect model, on raw and on conditioned input.",
         ),
     ]
 
@@ -131,10 +134,7 @@ def paper_table(results: Results, measure: Measure) -> Table:
         for method in methods:
             ours = score(results, domain, method, measure.key)
             published = measure.published.get((domain, method))
-            marks = [
-                against_paper(results, domain, method, measure, kind)
-                for kind in ("normal", "student")
-            ]
+            marks = [against_paper(results, domain, method, measure, kind) for kind in INTERVALS]
             here.append(estimate_cell(ours, mark=marks[0], bold=method in leaders))
             student.append(_student_cell(ours, marks[1]))
             theirs.append(Cell(published.text, published.value) if published else Cell(""))
@@ -163,10 +163,8 @@ def paper_table(results: Results, measure: Measure) -> Table:
         caption=measure.caption,
         header=tuple(header),
         groups=tuple(groups),
-        notes=(
-            f"{_RULE if len(results.seeds) > 1 else _RULE_ONE} Bold: the best learned method.",
-            *_seed_notes(results, methods, measure),
-        ),
+        legend=f"{_RULE if len(results.seeds) > 1 else _RULE_ONE} Bold: the best learned method.",
+        notes=tuple(_seed_notes(results, methods, measure)),
         records=tuple(records),
         num_labels=2,
     )
@@ -299,7 +297,8 @@ def conditioning(results: Results, measure: Measure) -> Table:
         caption=measure.caption.partition(". ")[0].removesuffix(".") + ".",
         header=("Domain", "Input", *(TITLES[method] for method in methods)),
         groups=tuple(groups) if methods else (),
-        notes=(_CONDITIONING, *_seed_notes(results, [*methods, *conditioned])),
+        legend=_CONDITIONING,
+        notes=tuple(_seed_notes(results, [*methods, *conditioned])),
         records=tuple(records),
         num_labels=2,
     )
@@ -380,7 +379,10 @@ def _record(
     """A figure of a table, unrounded."""
     ours = score(results, domain, method, measure.key, seeds) or Estimate(math.nan, math.nan, 0)
     theirs = measure.published.get((domain, method))
-    limit = results.ceiling(domain, measure.limit) if measure.limit else (None, None)
+    limit = results.ceiling(domain, measure.limit, seeds) if measure.limit else (None, None)
+    against = {
+        kind: against_paper(results, domain, method, measure, kind, seeds) for kind in INTERVALS
+    }
     return {
         "domain": domain,
         "method": method,
@@ -392,9 +394,9 @@ def _record(
         "half_width_student": ours.half_width("student"),
         "paper": theirs.value if theirs else None,
         "paper_half_width": theirs.half_width if theirs else None,
-        "against_paper_normal": against_paper(results, domain, method, measure, "normal"),
-        "against_paper_student": against_paper(results, domain, method, measure, "student"),
-        "best_learned": int(method in best(results, domain, measure.key)),
+        "against_paper_normal": against["normal"],
+        "against_paper_student": against["student"],
+        "best_learned": int(method in best(results, domain, measure.key, seeds)),
         "limit": limit[0],
         "limit_se": limit[1],
     }

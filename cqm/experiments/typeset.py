@@ -67,10 +67,13 @@ class Table:
     groups: tuple[tuple[CellRow, ...], ...]
     """Rows that stay together when sorted."""
     notes: tuple[str, ...]
+    """What holds for this table."""
     records: tuple[Row, ...]
     """The same figures unrounded, one row for each."""
     num_labels: int
     """Leading columns that hold words."""
+    legend: str = ""
+    """How the cells are read, which may be the same for several tables."""
 
     @property
     def rows(self) -> Iterator[CellRow]:
@@ -130,18 +133,19 @@ def markdown(table: Table) -> str:
         lines.append(
             _line(f"{text} {mark}".rstrip() for text, mark in zip(cells, marks, strict=True))
         )
-    for note in table.notes:
+    for note in filter(None, (table.legend, *table.notes)):
         lines += ["", _plain(note)]
     return "\n".join(lines) + "\n"
 
 
 def latex(table: Table) -> str:
     """A `table` environment as wide as the text; needs booktabs, amssymb and graphicx."""
+    words = " ".join(filter(None, (table.caption, table.legend, *table.notes)))
     columns = "l" * table.num_labels + "r" * (len(table.header) - table.num_labels)
     lines = [
         "% needs \\usepackage{booktabs,amssymb,graphicx}",
         "\\begin{table}[t]",
-        f"  \\caption{{{_tex(table.title)}. {_tex(' '.join((table.caption, *table.notes)))}}}",
+        f"  \\caption{{{_tex(table.title)}. {_tex(words)}}}",
         f"  \\label{{tab:{table.name}}}",
         "  \\centering\\small",
         f"  \\resizebox{{\\linewidth}}{{!}}{{\\begin{{tabular}}{{{columns}}}",

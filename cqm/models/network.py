@@ -39,6 +39,17 @@ class Linear(eqx.Module):
         return x @ self.weight + self.bias
 
 
+def three_layers(layers: tuple[Linear, ...], inputs: Array) -> Array:
+    """An encoder or a head: a ReLU follows all but the last layer."""
+    return after_first(layers, layers[0](inputs))
+
+
+def after_first(layers: tuple[Linear, ...], hidden: Array) -> Array:
+    """The same from what the first layer gave, for parts that were computed apart."""
+    _, second, third = layers
+    return third(jax.nn.relu(second(jax.nn.relu(hidden))))
+
+
 class Network(eqx.Module):
     """f(s, a): an unconstrained vector for every state and candidate action."""
 
@@ -74,16 +85,14 @@ class Network(eqx.Module):
 
     def code(self, inputs: Array) -> Array:
         """The low-rank code of every action, `[..., actions, rank]`, for inputs `[..., inputs]`."""
-        first, second, third = self.encoder
-        state = third(jax.nn.relu(second(jax.nn.relu(first(inputs)))))
-        first, second, third = self.head
+        state = three_layers(self.encoder, inputs)
+        first = self.head[0]
         # The first layer sees state and action side by side, so it is the sum of a part for each;
         # the state's part is computed once for all actions.
         width = state.shape[-1]
         state_part = state @ first.weight[:width] + first.bias
         action_part = self.embedding @ first.weight[width:]
-        hidden = jax.nn.relu(state_part[..., None, :] + action_part)
-        return third(jax.nn.relu(second(hidden)))
+        return after_first(self.head, state_part[..., None, :] + action_part)
 
     def __call__(self, inputs: Array) -> Array:
         """`[..., actions, features]`, not centred: an absolute prediction."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from html import escape
 from importlib.resources import files
 from itertools import groupby
@@ -136,12 +135,10 @@ def _card(card: Card) -> str:
 
 
 def _tables(tables: list[Table]) -> Iterator[str]:
-    """Tables, after the notes that several of them share."""
-    counts = Counter(note for table in tables for note in table.notes)
-    shared = [note for note, count in counts.items() if count > 1]
-    yield "".join(f"<p>{escape(note)}</p>" for note in shared)
-    for table in tables:
-        yield _table(replace(table, notes=tuple(n for n in table.notes if n not in shared)))
+    """Tables, after what tells how to read them."""
+    legends = dict.fromkeys(table.legend for table in tables if table.legend)
+    yield "".join(f"<p>{escape(legend)}</p>" for legend in legends)
+    yield from map(_table, tables)
 
 
 def _table(table: Table) -> str:
@@ -221,15 +218,18 @@ def _run(results: Results) -> Iterator[str]:
     yield "results, without training, by <code>cqm report</code> with their directory.</p>"
     if missing := _missing(results):
         yield f"<p>Of this preset there is not yet: {escape(missing)}.</p>"
-    if run.get("failed"):
+    if results.failed:
         yield "<h3>Jobs that failed</h3><div class='scroll' tabindex='0' role='region' "
         yield "aria-label='Jobs that failed'><table><thead><tr><th>Domain</th><th>Seed</th>"
         yield "<th>Method</th><th>Error</th></tr></thead><tbody>"
-        for job in run["failed"]:
+        for job in results.failed:
+            method = title_of(str(job.get("method", "")))
+            if "behaviour" in job:  # of the study of logs
+                method = f"{job['behaviour']} logs, nuisance {job.get('nuisance')}"
             words = (
                 domain_title(str(job.get("domain", ""))),
                 str(job.get("seed", "")),
-                title_of(str(job.get("method", ""))),
+                method,
                 str(job.get("error", "")),
             )
             yield f"<tr>{''.join(f'<td>{escape(word)}</td>' for word in words)}</tr>"

@@ -22,6 +22,7 @@ from cqm.experiments.scores import (
     ranking,
     score,
     title_of,
+    titles_of,
 )
 from cqm.experiments.typeset import number
 
@@ -59,14 +60,14 @@ def cards(results: Results) -> list[Card]:
     """One for each domain in which a method of the paper has finished."""
     made = []
     for domain in results.domains:
-        for leader in best(results, domain, "accuracy")[:1]:
-            accuracy = score(results, domain, leader, "accuracy")
-            share = score(results, domain, leader, "ceiling_share")
+        if leaders := best(results, domain, "accuracy"):
+            accuracy = score(results, domain, leaders[0], "accuracy")
+            share = score(results, domain, leaders[0], "ceiling_share")
             counts = _against_paper(results, [domain])
             made.append(
                 Card(
                     title=domain_title(domain),
-                    leader=title_of(leader),
+                    leader=titles_of(leaders),
                     accuracy=accuracy.mean if accuracy else math.nan,
                     ceiling=results.ceiling(domain, "accuracy_ceiling")[0],
                     share=share.mean if share else math.nan,
@@ -107,9 +108,8 @@ def winners(results: Results) -> str:
     clear = []
     for domain in domains:
         ranked = ranking(results, domain, "accuracy")
-        won.setdefault(" and ".join(map(title_of, best(results, domain, "accuracy"))), []).append(
-            domain_title(domain)
-        )
+        leaders = titles_of(best(results, domain, "accuracy"))
+        won.setdefault(leaders, []).append(domain_title(domain))
         if len(ranked) > 1:
             lead = difference(results, domain, "accuracy", ranked[0], ranked[1])
             if lead and lead.mean > lead.half_width("student"):
@@ -176,7 +176,7 @@ def reached(results: Results) -> str:
 
 def failures(results: Results) -> str:
     """How many jobs failed."""
-    num = len(results.run.get("failed", []))
+    num = len(results.failed)
     if num == 1:
         return "One job failed; it is listed below."
     return f"{num} jobs failed; they are listed below." if num else ""
@@ -209,13 +209,15 @@ def _conditioned(results: Results) -> str:
             if (ours := score(results, domain, f"{method}+effect", "accuracy"))
         }
         if len(means) == len(paper.METHODS):
-            won.setdefault(title_of(max(means, key=means.__getitem__)), []).append(
-                domain_title(domain)
-            )
+            leaders = [method for method, mean in means.items() if mean == max(means.values())]
+            won.setdefault(titles_of(leaders), []).append(domain_title(domain))
     if not won:
         return ""
     parts = [f"{method} in {_list(where)}" for method, where in won.items()]
-    return f"With the same conditioned input for every method, the most accurate is {_list(parts)}."
+    return (
+        "With the same conditioned input for every method (and CQM-B's output kept to the span of "
+        f"the effects), the most accurate is {_list(parts)}."
+    )
 
 
 def _against_paper(

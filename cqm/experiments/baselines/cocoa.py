@@ -38,7 +38,7 @@ from cqm.experiments.baselines.task_network import (
     TaskPredictor,
     make_task_network,
 )
-from cqm.models.network import Linear
+from cqm.models.network import Linear, after_first, three_layers
 
 TEMPERATURE = 0.25
 DISTILLATION = 0.5  # updates of the policy, as a share of those of the hindsight model
@@ -65,14 +65,13 @@ class HindsightNetwork(eqx.Module):
 
     def __call__(self, inputs: Array, weights: Array, outcomes: Array) -> Array:
         """`[n, k, actions]` for inputs `[n, inputs]`, weights `[n, d]`, outcomes `[n, k, u]`."""
-        first, second, third = self.encoder
-        state = third(jax.nn.relu(second(jax.nn.relu(first(inputs)))))
-        first, second, third = self.head
+        state = three_layers(self.encoder, inputs)
+        first = self.head[0]
         size = weights.shape[-1]
         of_state, of_reward, of_outcome = jnp.split(first.weight, (WIDTH, WIDTH + size))
         hidden = state @ of_state + weights * size**0.5 @ of_reward + first.bias
         hidden = hidden[:, None] + outcomes @ of_outcome
-        return third(jax.nn.relu(second(jax.nn.relu(hidden))))
+        return after_first(self.head, hidden)
 
 
 class Cocoa(TaskPredictor):

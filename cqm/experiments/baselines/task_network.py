@@ -15,7 +15,7 @@ from jax import Array
 
 from cqm.branches import Branches
 from cqm.experiments.baselines.base import Inputs, Lesson, Predictor, by_blocks
-from cqm.models.network import Linear
+from cqm.models.network import Linear, after_first, three_layers
 
 WIDTH, EMBEDDING = 128, 16
 
@@ -56,8 +56,7 @@ class TaskNetwork(eqx.Module):
 
         The layer sees them side by side, so it is a sum; each part is computed once.
         """
-        first, second, third = self.encoder
-        state = third(jax.nn.relu(second(jax.nn.relu(first(inputs)))))
+        state = three_layers(self.encoder, inputs)
         first = self.head[0]
         of_state, of_action, of_reward = jnp.split(first.weight, (WIDTH, WIDTH + EMBEDDING))
         # Unit directions have small coordinates; around one they are seen from the start.
@@ -65,8 +64,7 @@ class TaskNetwork(eqx.Module):
         return state @ of_state + first.bias, self.embedding @ of_action, reward
 
     def _score(self, first: Array) -> Array:
-        _, second, third = self.head
-        return third(jax.nn.relu(second(jax.nn.relu(first))))[..., 0]
+        return after_first(self.head, first)[..., 0]
 
 
 class TaskPredictor(Predictor):

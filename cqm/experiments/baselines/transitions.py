@@ -49,7 +49,7 @@ class Transitions:
         )
 
     def window(self, chunk: int) -> Batch:
-        """As many transitions as the batches of a chunk have rows, drawn afresh."""
+        """Transitions for a chunk of updates, drawn afresh; batches are drawn from them."""
         rng = np.random.default_rng([self.seed, chunk])
         rows, arms, steps = (
             rng.integers(size, size=self.num_rows) for size in self.steps.shape[:3]

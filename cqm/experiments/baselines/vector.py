@@ -6,7 +6,7 @@ import jax
 from jax import Array
 
 from cqm.experiments.baselines.base import Inputs, Lesson
-from cqm.models.network import Network
+from cqm.models.network import Network, after_first, three_layers
 
 RANK, WIDTH = 8, 128
 
@@ -25,13 +25,11 @@ def make_network(lesson: Lesson, inputs: Inputs, *, rank: int = RANK) -> Network
 
 def for_action(network: Network, inputs: Array, embedded: Array) -> Array:
     """`[..., features]` for one embedded action `[..., 16]` a row, instead of for all actions."""
-    first, second, third = network.encoder
-    state = third(jax.nn.relu(second(jax.nn.relu(first(inputs)))))
-    first, second, third = network.head
+    state = three_layers(network.encoder, inputs)
+    first = network.head[0]
     width = state.shape[-1]
     hidden = state @ first.weight[:width] + embedded @ first.weight[width:] + first.bias
-    code = third(jax.nn.relu(second(jax.nn.relu(hidden))))
-    return network.decoder(code)
+    return network.decoder(after_first(network.head, hidden))
 
 
 def mean_over_actions(network: Network, inputs: Array) -> Array:

@@ -1,7 +1,7 @@
 """`world-ensemble`: a full-rank probabilistic ensemble, beyond the paper.
 
-The strongest absolute world model that the same data and the same number of updates give us, so
-that the paper's `world` is not the last word on modelling everything. It differs in four ways: no
+A stronger absolute world model from the same data with the same number of updates, so that the
+paper's `world` is not the last word on modelling everything. It differs in four ways: no
 bottleneck; the change of the observation is predicted instead of the observation; each member gives
 a mean and a variance, trained by likelihood, in coordinates in which the changes are uncorrelated,
 so that directions with little noise are learned as precisely as they allow; and five members
