@@ -11,7 +11,7 @@ because the mean still has noise.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +30,11 @@ def query_weights(query: Query | Sequence[Query] | np.ndarray) -> np.ndarray:
         return query.weights
     if isinstance(query, np.ndarray):
         return query
+    if not isinstance(query, Sequence) or not all(isinstance(one, Query) for one in query):
+        raise ValueError(
+            f"a query is a cqm.Query, several of them, or an array of weights; got {query!r}; "
+            'rewards in words are made by cqm.Query.formula("...", world)'
+        )
     return np.stack([one.weights for one in query])
 
 
@@ -125,8 +130,9 @@ class Calibration:
 
     residuals: np.ndarray  # [n, actions, features], expected minus predicted effects
     draws: int  # that the expected effects are means of
-    noise: float = math.nan  # mean squared distance of a draw's effects from the expected ones
-    size: float = math.nan  # mean squared size of the expected effects
+    # For each feature `[features]`, sums over the actions, means over states:
+    noise: np.ndarray  # squared distance of a draw's effects from the expected ones
+    size: np.ndarray  # squared size of the expected effects
 
     @property
     def excess_error(self) -> float:
@@ -134,18 +140,47 @@ class Calibration:
 
         The noise that the mean of the draws still has is taken off, so it may fall below 0.
         """
-        error = float(np.mean(np.sum(self.residuals**2, axis=(1, 2))))
-        return (error - self.noise / self.draws) / self.size
+        return float(self._errors().sum() / self.size.sum())
+
+    @property
+    def feature_errors(self) -> np.ndarray:
+        """The same of each feature; NaN where its effects cannot be told from noise."""
+        told = self.size > self.noise / self.draws
+        return self._errors() / np.where(told, self.size, np.nan)
+
+    def _errors(self) -> np.ndarray:
+        """Squared errors in the expected effects, `[features]`."""
+        return np.mean(np.sum(self.residuals**2, axis=1), axis=0) - self.noise / self.draws
 
     @property
     def noise_floor(self) -> float:
         """The least NMSE against single draws that any model of the state can have."""
-        return self.noise / (self.size + self.noise)
+        noise = float(self.noise.sum())
+        return noise / (float(self.size.sum()) + noise)
 
     @property
     def nmse(self) -> float:
         """Squared error against single draws, as a share of their size."""
-        return (self.excess_error * self.size + self.noise) / (self.size + self.noise)
+        return self.noise_floor + self.excess_error * (1 - self.noise_floor)
+
+    def to_arrays(self) -> dict[str, np.ndarray]:
+        """As arrays to be saved with a model."""
+        return {
+            "calibration.residuals": self.residuals,
+            "calibration.draws": np.array([self.draws]),
+            "calibration.noise": self.noise,
+            "calibration.size": self.size,
+        }
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> Calibration | None:
+        """From the arrays of a saved model; None if it was not calibrated."""
+        if "calibration.residuals" not in arrays:
+            return None
+        residuals, draws, noise, size = (
+            arrays[f"calibration.{name}"] for name in ("residuals", "draws", "noise", "size")
+        )
+        return cls(residuals, int(draws[0]), noise, size)
 
     def radius(self, weights: np.ndarray, confidence: float) -> float:
         """Within which all contrasts of a query lie at once, with this probability over states."""
@@ -246,8 +281,8 @@ def calibrate(predicted: np.ndarray, draws: np.ndarray) -> Calibration:
         )
     draws, num_draws = center(draws), draws.shape[1]
     expected = draws.mean(axis=1)
-    noise = float(np.mean(np.sum(draws.var(axis=1, ddof=1), axis=(1, 2))))
-    size = float(np.mean(np.sum(expected**2, axis=(1, 2)))) - noise / num_draws
+    noise = np.mean(np.sum(draws.var(axis=1, ddof=1), axis=1), axis=0)
+    size = np.mean(np.sum(expected**2, axis=1), axis=0) - noise / num_draws
     return Calibration(expected - center(predicted), num_draws, noise, size)
 
 

@@ -169,6 +169,16 @@ def sha256(path: str | Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def sha256_arrays(arrays: Mapping[str, np.ndarray]) -> str:
+    """The SHA-256 of arrays with their names, in whatever order they are given."""
+    digest = hashlib.sha256()
+    for name in sorted(arrays):
+        digest.update(name.encode())
+        if arrays[name].nbytes:
+            digest.update(np.ascontiguousarray(arrays[name]).data.cast("B"))
+    return digest.hexdigest()
+
+
 def remove_partial(directory: str | Path) -> None:
     """Remove what interrupted writes left behind."""
     for path in Path(directory).glob(f".*{_TEMPORARY}"):

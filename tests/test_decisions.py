@@ -23,6 +23,12 @@ def test_advantages_of_one_and_of_many_queries():
         advantage(EFFECTS, np.ones(3))
 
 
+def errors_only(residuals):
+    """A calibration of whose noise and size nothing is asked."""
+    undefined = np.full(residuals.shape[2], np.nan)
+    return Calibration(residuals, 16, undefined, undefined)
+
+
 def test_ranking_and_ties():
     scores = np.array([[0.2, 0.9, 0.2, -1.0], [0.5, 0.5, 0.5, 0.5]])
     assert rank(scores).tolist() == [[1, 0, 2, 3], [0, 1, 2, 3]]
@@ -34,7 +40,7 @@ def test_ranking_and_ties():
 def test_the_radius_is_the_conformal_quantile_of_the_widest_contrast():
     residuals = np.zeros((99, 2, 2))
     residuals[:, 0, 0] = np.arange(99)
-    calibration = Calibration(residuals, draws=16)
+    calibration = errors_only(residuals)
     # ceil(100 · 0.95) = 95th smallest of 0..98.
     assert calibration.radius(np.array([1.0, 5.0]), 0.95) == 94
     assert calibration.radius(np.array([-2.0, 5.0]), 0.95) == 188
@@ -53,7 +59,7 @@ def test_regret_is_bounded_by_what_the_gap_leaves_of_the_radius():
     verdict = certify(
         EFFECTS,
         Query.vector([1.0, 1.0], NAMES),
-        Calibration(residuals, 16),
+        errors_only(residuals),
         discount=0.5,
         horizon=2,
     )
@@ -70,7 +76,7 @@ def test_regret_is_bounded_by_what_the_gap_leaves_of_the_radius():
 
 def test_a_reward_that_is_not_linear_widens_the_radius():
     query = Query(np.array([1.0, 1.0]), "bent", ProjectionError(0.1, (0.0, 0.1, 0.1), 0.99, 100))
-    calibration = Calibration(np.zeros((99, 2, 2)), 16)
+    calibration = errors_only(np.zeros((99, 2, 2)))
     verdict = certify(EFFECTS, query, calibration, discount=0.5, horizon=2)
     assert verdict.radius == pytest.approx(2 * 1.5 * 0.1)
     assert verdict.combined_bound == pytest.approx(0.3)
@@ -84,9 +90,26 @@ def test_coverage_is_what_it_says():
     covered = []
     for _ in range(200):
         errors = rng.standard_cauchy((120, 3, 4))
-        radius = Calibration(errors[:100], 16).radius(weights, 0.9)
+        radius = errors_only(errors[:100]).radius(weights, 0.9)
         covered.append(np.ptp(errors[100:] @ weights, axis=1) <= radius)
     assert 0.88 < np.mean(covered) < 0.93
+
+
+def test_errors_of_each_feature_are_shares_of_its_own_size():
+    residuals = np.zeros((10, 2, 3))
+    residuals[:, :, 0], residuals[:, :, 1] = 0.5, 2.0
+    noise, size = np.array([1.6, 0.0, 1.6]), np.array([2.0, 16.0, 0.05])
+    calibration = Calibration(residuals, 16, noise, size)
+    np.testing.assert_allclose(calibration.feature_errors, [(0.5 - 0.1) / 2, 0.5, np.nan])
+    assert calibration.excess_error == pytest.approx((0.4 + 8.0 - 0.1) / 18.05)
+    assert calibration.noise_floor == pytest.approx(3.2 / 21.25)
+    assert calibration.nmse == pytest.approx((8.3 + 3.2) / 21.25)
+
+
+@pytest.mark.parametrize("query", [[1.0, 0.0], "x", 3.0, None])
+def test_what_is_no_query_is_refused_in_words(query):
+    with pytest.raises(ValueError, match=r"a query is a cqm\.Query, several of them, or an array"):
+        act(EFFECTS, query)
 
 
 def test_calibration_needs_draws():

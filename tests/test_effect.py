@@ -8,6 +8,7 @@ from cqm import storage
 from cqm.models.conditioning import input_coordinates, output_basis
 from cqm.models.effect import EffectModel
 from cqm.models.scorer import Scorer
+from cqm.models.settings import EffectSettings
 from cqm.models.training import Training
 from cqm.queries import Query
 from cqm.quotient import ComparisonGraph, center
@@ -37,7 +38,9 @@ def pendulum_world(**changes):
         "observation_names": ("angle", "speed", "gain"),
         "name": "pendulum",
     }
-    return FunctionWorld(step=pendulum_step, initial=pendulum_start, **{**settings, **changes})
+    return FunctionWorld(
+        **{"step": pendulum_step, "initial": pendulum_start, **settings, **changes}
+    )
 
 
 SETTINGS = {"horizon": 6, "warmup": (0, 0)}
@@ -342,6 +345,59 @@ def test_calibration_must_be_of_the_same_world_and_recipe(direct, world):
     branches = cqm.collect(world, states=20, draws=16, horizon=5, warmup=(0, 0), seed=2)
     with pytest.raises(ValueError, match="have horizon 5; the model learned from 6"):
         direct.calibrate(branches)
+
+
+def test_calibration_on_training_states_is_refused(direct, world, tmp_path):
+    direct.save(tmp_path)
+    for model in (direct, EffectModel.load(tmp_path)):
+        seen = cqm.collect(world, states=20, draws=16, seed=1, **SETTINGS)
+        with pytest.raises(ValueError, match=r"share states of seed 1 .* another seed"):
+            model.calibrate(seen)
+    later = cqm.collect(world, states=3020, draws=16, seed=1, **SETTINGS)[3000:]
+    assert EffectModel.load(tmp_path).calibrate(later).calibration_.draws == 16
+
+
+def test_one_step_is_a_horizon_too(world):
+    recipe = {"horizon": 1, "warmup": (0, 0)}
+    branches = cqm.collect(world, states=1000, per_step=True, seed=1, **recipe)
+    test = cqm.collect(world, states=100, draws=16, seed=2, **recipe)
+    training = Training(**{**QUICK.__dict__, "updates": 500, "batch_size": 64})
+    model = EffectModel(width=64, training=training, draws=2).fit(branches)
+    assert model.method_ == "unrolled"
+    assert excess(model, test) < 0.05
+    np.testing.assert_allclose(
+        model.to_numpy().effect(test.observations), model.effect(test.observations), atol=1e-5
+    )
+
+
+@pytest.mark.parametrize("settings", [{"method": "unrolled"}, {"method": "direct"}])
+def test_a_single_state_has_effects_too(settings):
+    world = pendulum_world(initial=lambda num, rng: np.tile([0.5, 0.0, 1.0], (num, 1)))
+    branches = cqm.collect(world, states=200, per_step=True, seed=1, **SETTINGS)
+    training = Training(**{**QUICK.__dict__, "updates": 500, "batch_size": 64})
+    model = EffectModel(width=32, training=training, **settings).fit(branches)
+    expected = branches.effects()[:, 0].mean(axis=0)
+    found = model.effect(branches.observations[:1])[0]
+    assert np.abs(found - expected).max() < 0.1 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("wanted", [{"rank": 1}, {"conditioning": "none"}])
+def test_settings_that_unrolling_has_no_use_for_choose_the_other_method(branches, wanted):
+    assert EffectSettings(**wanted).chosen_method(branches) == "direct"
+    with pytest.raises(ValueError, match="the method 'unrolled' needs"):
+        EffectSettings(method="unrolled", **wanted).chosen_method(branches)
+
+
+def test_the_card_says_which_feature_is_learned_least():
+    world = pendulum_world()
+    training = Training(**{**QUICK.__dict__, "updates": 200})
+    branches = cqm.collect(world, states=300, seed=1, **SETTINGS)
+    model = EffectModel(width=32, training=training).fit(branches)
+    model.calibrate(cqm.collect(world, states=100, draws=16, seed=2, **SETTINGS))
+    errors = model.calibration_.feature_errors
+    assert np.isnan(errors[2])  # no action moves the gain
+    worst = int(np.nanargmax(errors))
+    assert f"to {errors[worst]:.4g} ({model.feature_names[worst]})" in model.summary()
 
 
 def test_what_unrolling_needs_is_said(world):

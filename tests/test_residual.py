@@ -9,6 +9,7 @@ import cqm
 from cqm.logs import Logs
 from cqm.models.estimator import load_model
 from cqm.models.residual import ResidualModel
+from cqm.models.scorer import Scorer
 from cqm.models.training import Training
 from cqm.queries import Query
 from cqm.quotient import center
@@ -153,7 +154,7 @@ def test_one_surface(name, request, world, held_out, tmp_path):
     model.save(tmp_path / name)
     loaded = ResidualModel.load(tmp_path / name)
     np.testing.assert_array_equal(loaded.effect(observations), effects)
-    assert loaded.calibration_ is not None
+    assert loaded.calibration_.excess_error == model.calibration_.excess_error
     assert isinstance(load_model(tmp_path / name), ResidualModel)
     assert "4,000 logged trajectories" in (tmp_path / name / "card.md").read_text()
 
@@ -262,7 +263,48 @@ def test_a_card_says_that_nothing_was_seen():
     logs = Logs.from_arrays(
         rng.normal(size=(500, 2)), rng.integers(2, size=500), rng.normal(size=(500, 1, 3))
     )
-    assert "no effect stood out" in ResidualModel().fit(logs).summary()
+    with pytest.warns(UserWarning, match="no effect stood out from the noise"):
+        model = ResidualModel().fit(logs)
+    assert "no effect stood out" in model.summary()
+
+
+@pytest.mark.parametrize(("num", "size"), [(500, 0.8), (2000, 0.4), (20_000, 0.12)])
+def test_an_effect_that_is_the_same_in_all_states_is_seen(num, size):
+    """Of one feature in three, at eight or nine standard errors."""
+    for seed in range(3):
+        rng = np.random.default_rng(seed)
+        states, actions = rng.normal(size=(num, 2)), rng.integers(2, size=num)
+        features = rng.normal(size=(num, 1, 3))
+        features[:, 0, 0] += states[:, 1] + size * actions
+        logs = Logs.from_arrays(states, actions, features, propensities=[0.5, 0.5])
+        found = ResidualModel().fit(logs).effect(states, action=1, baseline=0).mean(axis=0)
+        assert abs(found[0] - size) < 3.5 * 2 / np.sqrt(num)
+        assert np.abs(found[1:]).max() < 3.5 * 2 / np.sqrt(num)
+
+
+@pytest.mark.parametrize("continuation", ["uniform", None])
+def test_steps_of_logs_that_end_after_one(continuation):
+    rng = np.random.default_rng(0)
+    states, actions = rng.normal(size=(900, 1)), rng.integers(2, size=900)
+    after = 0.9 * states + actions[:, None]
+    logs = Logs.from_arrays(
+        states,
+        actions,
+        after[:, None],
+        feature_names=["x"],
+        observation_names=["x"],
+        closed=True,
+        propensities=[0.5, 0.5],
+        **({} if continuation is None else {"continuation": continuation}),
+    )
+    found = ResidualModel(**STEPS).fit(logs).effect([[0.0]], action=1, baseline=0)
+    np.testing.assert_allclose(found, [[1.0]], atol=0.1)
+
+
+def test_only_an_effect_model_has_a_scorer(direct, tmp_path):
+    direct.save(tmp_path)
+    with pytest.raises(ValueError, match=r"a scorer is of an EffectModel; .* has 'residual'"):
+        Scorer.load(tmp_path)
 
 
 def test_settings_of_networks_are_refused_where_there_is_none():

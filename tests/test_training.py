@@ -199,6 +199,11 @@ def test_checkpoints_of_something_else_are_refused(tmp_path):
     with pytest.raises(ValueError, match="is of a model of another size"):
         train(wider, squared_error, DATA, SETTINGS, directory=tmp_path)
     path = tmp_path / "training.checkpoint.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 64
+    path.write_bytes(content)
+    with pytest.raises(DamagedFileError, match="its checksum is wrong; remove it"):
+        train(start(), squared_error, DATA, SETTINGS, directory=tmp_path)
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(
         DamagedFileError, match=r"training\.checkpoint\.safetensors is not a complete"

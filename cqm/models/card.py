@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from cqm.decisions import Calibration
@@ -38,7 +39,7 @@ def write_card(model: EffectModel) -> str:
             f"{parameters:,} parameters, final loss {model.losses_[-1]:.4g}",
             *(_training(name, record) for name, record in model.training_.items()),
         ],
-        "Scores": _scores(model.calibration_),
+        "Scores": _scores(model.calibration_, () if nuisance else model.feature_names),
         "Limits": [
             "for states like those it was trained on, and for the effect of a first action that "
             "is followed by the continuation above; it says nothing of other states or policies",
@@ -64,13 +65,22 @@ def _training(name: str, record: dict[str, Any]) -> str:
     return text
 
 
-def _scores(calibration: Calibration | None) -> list[str]:
+def _scores(calibration: Calibration | None, feature_names: Sequence[str]) -> list[str]:
     if calibration is None:
         return ["not calibrated, so nothing is known of its error; see `calibrate`"]
     states = f"on {len(calibration.residuals):,} held-out states with {calibration.draws} draws"
-    return [
+    lines = [
         f"excess error {calibration.excess_error:.4g} {states}: the squared error in the expected "
         "effects as a share of their size; 0 is perfect, 1 is predicting nothing",
         f"NMSE against single draws {calibration.nmse:.4g}; no model can do better than "
         f"{calibration.noise_floor:.4g}, the share of a draw that is noise",
     ]
+    errors = dict(zip(feature_names, calibration.feature_errors, strict=False))
+    told = sorted((name for name in errors if errors[name] == errors[name]), key=errors.__getitem__)
+    if len(told) > 1:
+        least, most = (f"{errors[name]:.4g} ({name})" for name in (told[0], told[-1]))
+        lines.append(
+            f"excess error by feature: from {least} to {most}; all are learned in the units they "
+            "have, so those with small numbers are learned least"
+        )
+    return lines

@@ -115,22 +115,34 @@ def visible_directions(
     by_state = _residual(design[:states, :states], explained[0][:states], total)
     by_both = _residual(design, explained[0], total)
     noise = by_both / (degrees := max(1, num - len(design)))
-    signal, extra = (by_state - by_both) / num, len(design) - states
+    # What the actions explain: with all interactions; and, where that shows nothing, alike in all
+    # states, which takes fewer regressors and so stands out sooner.
+    others = propensities.shape[1] - 1
+    alike = [*range(states), *range(states, len(design), (len(design) - states) // others)]
+    by_alike = _residual(design[np.ix_(alike, alike)], explained[0][alike], total)
+    signals = (
+        ((by_state - by_both) / num, len(design) - states),
+        ((by_state - by_alike) / num, others),
+    )
     basis = np.zeros((size, 0))
     if closed:
         shares, own = np.linalg.eigh(whitening.T @ noise @ whitening)
         basis = np.linalg.qr(whitening @ own[:, shares < _UNPREDICTABLE])[0]
     floor = max(_NEGLIGIBLE * float(np.trace(total)) / num, 1e-30)
-    # One by one, each among those orthogonal to the ones before: the clearest ratios of signal to
-    # noise may all point nearly the same way, where the noise is least.
-    while basis.shape[1] < size:
-        rest = null_space(basis.T) if basis.shape[1] else np.eye(size)
-        strength, direction = _clearest(rest.T @ signal @ rest, rest.T @ noise @ rest, floor)
-        # The largest strength that chance alone would give.
-        edge = (np.sqrt(extra) + np.sqrt(rest.shape[1]) + 3) ** 2 / degrees
-        if strength <= edge:
+    carried = basis.shape[1]
+    for signal, extra in signals:
+        # One by one, each among those orthogonal to the ones before: the clearest ratios of signal
+        # to noise may all point nearly the same way, where the noise is least.
+        while basis.shape[1] < size:
+            rest = null_space(basis.T) if basis.shape[1] else np.eye(size)
+            strength, direction = _clearest(rest.T @ signal @ rest, rest.T @ noise @ rest, floor)
+            # The largest strength that chance alone would give.
+            edge = (np.sqrt(extra) + np.sqrt(rest.shape[1]) + 3) ** 2 / degrees
+            if strength <= edge:
+                break
+            basis = np.column_stack([basis, rest @ direction])
+        if basis.shape[1] > carried:
             break
-        basis = np.column_stack([basis, rest @ direction])
     return Directions(basis / units[:, None], basis * units[:, None])
 
 

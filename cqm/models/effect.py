@@ -18,8 +18,9 @@ import numpy as np
 from jax import Array
 
 import cqm
-from cqm import decisions, storage
+from cqm import storage
 from cqm.branches import Branches, Recipe
+from cqm.decisions import Calibration
 from cqm.models.card import write_card
 from cqm.models.conditioning import (
     Coordinates,
@@ -32,7 +33,7 @@ from cqm.models.network import Network, named_arrays, with_arrays
 from cqm.models.scorer import CONFIG, MODEL, Scorer, check_observations, read_model_arrays
 from cqm.models.settings import EffectSettings
 from cqm.models.streaming import RowsFn, open_source
-from cqm.models.training import Source, Training, Validation, train
+from cqm.models.training import Source, Training, Validation, by_member, train
 from cqm.models.unrolled import Transition, single_step_loss, step_spread, unrolled_loss
 from cqm.quotient import ComparisonGraph, as_reference, center, edge_loss
 from cqm.simulation import draw_actions
@@ -92,6 +93,7 @@ class EffectModel(Estimator):
         self.network_ = self.calibration_ = None
         if len(branches) == 0:
             raise ValueError("there are no families to learn from")
+        self.families_ = _families(branches)
         options: dict[str, Any] = {"directory": directory, "show_progress": show_progress}
         if directory is not None:
             identity = repr(self.settings) + branches.fingerprint()
@@ -207,7 +209,10 @@ class EffectModel(Estimator):
             return {
                 "inputs": np.repeat(inputs, recipe.draws, axis=0),
                 "arms": np.repeat(part.arms.astype(np.int32), recipe.draws, axis=0),
-                **{name: rows.reshape(-1, *rows.shape[2:]) for name, rows in by_draw.items()},
+                **{
+                    name: rows.reshape(len(part) * recipe.draws, *rows.shape[2:])
+                    for name, rows in by_draw.items()
+                },
             }
 
         source = self._source(branches, rows)
@@ -277,7 +282,7 @@ class EffectModel(Estimator):
         members = self.settings.members
 
         def loss(networks: Any, batch: Mapping[str, Array], key: Array, target: Any) -> Array:
-            own = {k: v.reshape(members, -1, *v.shape[1:]) for k, v in batch.items()}
+            own = by_member(batch, members)
             return jnp.sum(eqx.filter_vmap(loss_fn)(networks, own)) / members
 
         together = replace(
@@ -338,6 +343,7 @@ class EffectModel(Estimator):
             "observation_names": list(self.observation_names),
             "candidate_actions": self.candidate_actions_.tolist(),
             "num_families": self.num_families_,
+            "families": self.families_,
             "versions": self.versions_,
         }
         storage.write_json(directory / CONFIG, config)
@@ -357,7 +363,7 @@ class EffectModel(Estimator):
         model.feature_names = tuple(config["feature_names"])
         model.observation_names = tuple(config["observation_names"])
         model.candidate_actions_ = np.array(config["candidate_actions"])
-        model.num_families_ = config["num_families"]
+        model.num_families_, model.families_ = config["num_families"], config["families"]
         model.method_, model.training_ = config["method"], config["training"]
         model.versions_ = config["versions"]
         model._set_arrays(read_model_arrays(directory, config))
@@ -382,9 +388,7 @@ class EffectModel(Estimator):
             arrays["discounts"] = self.recipe_.discounts
             arrays["scales"] = np.asarray(self.scales_, np.float32)
         if self.calibration_ is not None:
-            arrays["calibration.residuals"] = self.calibration_.residuals
-            for name in ("draws", "noise", "size"):
-                arrays[f"calibration.{name}"] = np.array([getattr(self.calibration_, name)])
+            arrays |= self.calibration_.to_arrays()
         for name, values in named_arrays(self.network_).items():
             arrays[f"network.{name}"] = values
         return arrays
@@ -392,13 +396,7 @@ class EffectModel(Estimator):
     def _set_arrays(self, arrays: Mapping[str, np.ndarray]) -> None:
         self.inputs_ = Coordinates(arrays["inputs.shift"], arrays["inputs.matrix"])
         self.size_, self.basis_, self.losses_ = 1.0, arrays["basis"], arrays["losses"]
-        if "calibration.residuals" in arrays:
-            self.calibration_ = decisions.Calibration(
-                arrays["calibration.residuals"],
-                int(arrays["calibration.draws"][0]),
-                float(arrays["calibration.noise"][0]),
-                float(arrays["calibration.size"][0]),
-            )
+        self.calibration_ = Calibration.from_arrays(arrays)
         num_inputs, num_features = self.inputs_.matrix.shape[1], self.basis_.shape[1]
         num_actions = len(self.candidate_actions_)
         if "continuations" in arrays:
@@ -422,6 +420,12 @@ class EffectModel(Estimator):
         other.reference = None if reference is None else tuple(map(float, reference))
         as_reference(other.reference, np.empty((len(self.candidate_actions_), 1)))
         return other
+
+
+def _families(branches: Branches) -> tuple[int, int, int]:
+    """Where they are among all that their seed gives."""
+    index = branches.index
+    return branches.recipe.seed, int(index.min()), int(index.max())
 
 
 def _closed(branches: Branches) -> bool:

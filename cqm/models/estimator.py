@@ -24,6 +24,7 @@ class Estimator(abc.ABC):
     world_: Mapping[str, Any]  # the identity of the world it learned in
     recipe_: Recipe  # of the data it learned from
     calibration_: decisions.Calibration | None
+    families_: tuple[int, int, int] | None = None  # seed, first and last of those it learned from
 
     @classmethod
     @abc.abstractmethod
@@ -77,6 +78,14 @@ class Estimator(abc.ABC):
             if got != wanted and wanted is not None:  # logs do not know how states came about
                 raise ValueError(
                     f"calibration branches have {name} {got}; the model learned from {wanted}"
+                )
+        if self.families_ is not None:
+            seed, first, last = self.families_
+            index = branches.index if branches.recipe.seed == seed else np.empty(0)
+            if np.any((index >= first) & (index <= last)):
+                raise ValueError(
+                    f"calibration branches share states of seed {seed} with those that the model "
+                    "learned from; collect them with another seed"
                 )
         predicted = self.effect(branches.observations)
         self.calibration_ = decisions.calibrate(predicted, branches.effects())

@@ -6,6 +6,7 @@ import abc
 import copy
 import hashlib
 import platform
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
@@ -19,8 +20,9 @@ import numpy as np
 from jax import Array
 
 import cqm
-from cqm import decisions, storage
+from cqm import storage
 from cqm.branches import Recipe
+from cqm.decisions import Calibration
 from cqm.logs import Logs
 from cqm.models.conditioning import Coordinates, input_coordinates
 from cqm.models.directions import Directions, visible_log_directions
@@ -28,7 +30,7 @@ from cqm.models.estimator import Estimator
 from cqm.models.predictors import Classifier, Predictor, restore_predictor
 from cqm.models.regression import Table, Waves, fold_numbers, mean_by, ridge
 from cqm.models.scorer import CONFIG, MODEL, check_observations, read_model_arrays
-from cqm.models.training import Training, train
+from cqm.models.training import Training, by_member, train
 from cqm.quotient import as_reference, center
 
 CARD = "card.md"
@@ -138,8 +140,7 @@ class LogEstimator(Estimator):
         """Write the model: arrays, settings, and a card for people to read."""
         directory, arrays = Path(directory), dict(self._fitted().arrays())
         if self.calibration_ is not None:
-            arrays["calibration.residuals"] = self.calibration_.residuals
-            arrays["calibration.draws"] = np.array([self.calibration_.draws])
+            arrays |= self.calibration_.to_arrays()
         written = storage.write_pieces(
             directory / MODEL, storage.encode_arrays([arrays], {"kind": f"cqm {self.kind} model"})
         )
@@ -179,9 +180,7 @@ class LogEstimator(Estimator):
         model.candidate_actions_ = np.array(config["candidate_actions"])
         model.num_trajectories_, model.notes_ = config["num_trajectories"], config["notes"]
         arrays = read_model_arrays(directory, config)
-        if "calibration.residuals" in arrays:
-            draws = int(arrays["calibration.draws"][0])
-            model.calibration_ = decisions.Calibration(arrays["calibration.residuals"], draws)
+        model.calibration_ = Calibration.from_arrays(arrays)
         model.predictor_ = restore_predictor(arrays)
         return model
 
@@ -211,8 +210,13 @@ class LogEstimator(Estimator):
         if self.settings.weighting:
             directions = visible_log_directions(logs)
             note = f"effects were seen along {len(directions)} of {len(every)} directions"
-            if not directions.stand_out:
+            if not directions.stand_out and len(directions) < len(every):
                 note = "no effect stood out from the noise; the least noisy direction was kept"
+                warnings.warn(
+                    f"{note}, and along the others effects are taken to be zero; gather more "
+                    "logs, or estimate all directions, noise included, with weighting=False",
+                    stacklevel=2,
+                )
             self.notes_.append(f"{note}; along the others effects are taken to be zero")
         kind: Literal["effect", "whiten"] = "effect" if self.settings.weighting else "whiten"
         closed = logs.closed and self.settings.weighting
@@ -255,7 +259,7 @@ class LogEstimator(Estimator):
         members = self.settings.members
 
         def loss(networks: Any, batch: Mapping[str, Array], key: Array, target: Any) -> Array:
-            own = {k: v.reshape(members, -1, *v.shape[1:]) for k, v in batch.items()}
+            own = by_member(batch, members)
             keys = jax.random.split(key, members)
             return jnp.sum(eqx.filter_vmap(loss_fn)(networks, own, keys)) / members
 
@@ -319,7 +323,4 @@ def fit_classifier(
 
 def identity_of(settings: Any, rows: Mapping[str, np.ndarray]) -> str:
     """A digest of settings and data, by which a checkpoint knows what it belongs to."""
-    digest = hashlib.sha256(repr(settings).encode())
-    for name in sorted(rows):
-        digest.update(np.ascontiguousarray(rows[name]).data)
-    return digest.hexdigest()
+    return hashlib.sha256((repr(settings) + storage.sha256_arrays(rows)).encode()).hexdigest()

@@ -75,7 +75,9 @@ def fit_steps(
     behaviour = None
     if logs.known_continuation:
         drawn = draw_actions(logs.recipe, drawn, logs.num_actions)
-    elif logs.recipe.horizon > 1:
+    elif logs.recipe.horizon == 1:
+        drawn = drawn.astype(np.int64)  # no action follows the first
+    else:
         model.notes_.append("the behaviour after the first action was estimated by a classifier")
         # It sees what the transitions see: the moved coordinates, and the others as they began.
         context = np.repeat(rows["inputs"][:, None, num_features:], logs.recipe.horizon - 1, axis=1)

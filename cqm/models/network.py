@@ -28,7 +28,7 @@ class Linear(eqx.Module):
     bias: Array  # [outputs]
 
     def __init__(self, num_inputs: int, num_outputs: int, key: Array):
-        bound = num_inputs**-0.5
+        bound = max(1, num_inputs) ** -0.5
         weight_key, bias_key = jax.random.split(key)
         shape = (num_inputs, num_outputs)
         self.weight = jax.random.uniform(weight_key, shape, minval=-bound, maxval=bound)

@@ -30,6 +30,10 @@ class Scorer:
         """The scorer of a saved model."""
         directory = Path(directory)
         config = storage.read_json(directory / CONFIG)
+        if config.get("kind") != "effect":
+            raise ValueError(
+                f"a scorer is of an EffectModel; {directory} has {config.get('kind')!r}"
+            )
         return cls(read_model_arrays(directory, config), config["reference"])
 
     def effect(self, observations: np.ndarray) -> np.ndarray:

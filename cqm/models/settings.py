@@ -76,6 +76,8 @@ class EffectSettings:
             and continuation != "uniform",
             "a world without noise of its own": "noise" in branches.array_names(),
             "no comparison graph": self.graph is not None,
+            "no rank": self.rank is not None,
+            "the conditioning 'effect'": self.conditioning != "effect",
         }
         missing = [what for what, absent in obstacles.items() if absent]
         if self.method == "unrolled" and missing:

@@ -189,6 +189,14 @@ def train(
     return Trained(model, np.array(losses), np.array(held_out), step)
 
 
+def by_member(batch: Mapping[str, Array], members: int) -> Batch:
+    """A batch as one of its own for each member of an ensemble, `[members, ...]`."""
+    return {
+        name: values.reshape(members, len(values) // members, *values.shape[1:])
+        for name, values in batch.items()
+    }
+
+
 def _copy(model: Model) -> Model:
     return jax.tree.map(lambda leaf: jnp.copy(leaf) if eqx.is_array(leaf) else leaf, model)
 
@@ -294,6 +302,7 @@ class _Files:
         arrays = {f"leaf.{i:04d}": np.asarray(leaf)[None] for i, leaf in enumerate(leaves)}
         arrays |= {"losses": np.array(losses), "held_out": np.array(held_out)}
         metadata = {"step": str(step), "training": json.dumps(self.settings)}
+        metadata["sha256"] = storage.sha256_arrays(arrays)
         storage.write_pieces(self.checkpoint, storage.encode_arrays([arrays], metadata))
         self.metrics.write(step, metrics)
 
@@ -309,9 +318,17 @@ class _Files:
                     f"{self.checkpoint} is of another training or other data; "
                     "remove it or choose another directory"
                 )
-            stored = [file.get_tensor(f"leaf.{i:04d}")[0] for i in range(len(leaves))]
-            losses, held_out = (file.get_tensor(n).tolist() for n in ("losses", "held_out"))
-        if any(old.shape != new.shape for old, new in zip(stored, leaves, strict=True)):
+            names = file.keys()
+            values = {name: file.get_tensor(name) for name in names}
+        if storage.sha256_arrays(values) != metadata.get("sha256"):
+            raise storage.DamagedFileError(
+                f"{self.checkpoint} is damaged: its checksum is wrong; remove it to start again"
+            )
+        losses, held_out = (values.pop(name).tolist() for name in ("losses", "held_out"))
+        stored = [values[name][0] for name in sorted(values)]
+        if len(stored) != len(leaves) or any(
+            old.shape != new.shape for old, new in zip(stored, leaves, strict=True)
+        ):
             raise ValueError(
                 f"{self.checkpoint} is of a model of another size; remove it or choose another "
                 "directory"

@@ -18,7 +18,7 @@ from jax import Array
 from cqm.branches import Branches
 from cqm.decisions import advantage
 from cqm.models.conditioning import Conditioning, Coordinates, input_coordinates, output_basis
-from cqm.models.training import Batch, LossFn, Source, Training, train
+from cqm.models.training import Batch, LossFn, Source, Training, by_member, train
 
 _STATISTICS_FAMILIES = 20_000  # as for the effect model: enough for covariances and spans
 _BLOCK = 512  # states predicted at once
@@ -160,7 +160,7 @@ def fit_members(
     keys = jax.random.split(jax.random.key(training.seed), members)
 
     def loss(models: Any, batch: Batch, key: Array, target: Any) -> Array:
-        own = {k: v.reshape(members, -1, *v.shape[1:]) for k, v in batch.items()}
+        own = by_member(batch, members)
         each = eqx.filter_vmap(lambda model, rows: loss_fn(model, rows, key, None))
         return jnp.sum(each(models, own)) / members
 
