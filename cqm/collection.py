@@ -166,6 +166,13 @@ def _check_arms(
     return np.array(arms), sizes.pop()
 
 
+def available_cores() -> list[int]:
+    """The cores that this process may use; all where the system does not say."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
+
+
 def _simulate_shards(
     plan: Plan,
     indices: Sequence[int],
@@ -174,7 +181,7 @@ def _simulate_shards(
     advance: Advance = lambda count: None,
 ) -> Iterator[tuple[int, list[Block]]]:
     """Simulate shards on threads, in order; a few blocks ahead of who takes them, not more."""
-    threads = len(os.sched_getaffinity(0)) if threads is None else threads
+    threads = len(available_cores()) if threads is None else threads
     if threads < 1 or blocks_per_task < 1:
         raise ValueError(
             f"threads and blocks_per_task must be at least 1; got {threads}, {blocks_per_task}"

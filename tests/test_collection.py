@@ -50,6 +50,13 @@ def collect(world, out=None, **settings):
     return cqm.collect(world, out=out, **({"threads": 1, "states": 600, "horizon": 3} | settings))
 
 
+def test_collecting_where_the_system_does_not_say_which_cores_are_ours(monkeypatch):
+    """As on macOS and Windows."""
+    monkeypatch.delattr(os, "sched_getaffinity")
+    assert collection.available_cores() == list(range(os.cpu_count()))
+    assert len(collect(plane_world(), states=5, threads=None)) == 5
+
+
 @pytest.mark.parametrize("make_world", [mixed_world, swingup_world], ids=lambda fn: fn.__name__)
 def test_bytes_do_not_depend_on_threads_or_tasks(tmp_path, monkeypatch, make_world):
     world, settings = make_world(), dict(states=1500, horizon=4, draws=2, warmup=(0, 4), seed=5)

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from cqm.experiments.workers import available_cores, run_side_by_side
+from cqm.collection import available_cores
+from cqm.experiments.workers import run_side_by_side
 
 
 def touch(task):
@@ -111,7 +112,8 @@ def test_workers_end_when_their_parent_is_killed(tmp_path):
     """Nothing must go on writing into a run that another command may be continuing."""
     code = (
         "from tests.test_workers import hang\n"
-        "from cqm.experiments.workers import available_cores, run_side_by_side\n"
+        "from cqm.collection import available_cores\n"
+        "from cqm.experiments.workers import run_side_by_side\n"
         "import sys\n"
         "if __name__ == '__main__':\n"
         "    list(run_side_by_side(hang, sys.argv[1:], available_cores()[:1]))\n"

@@ -15,12 +15,13 @@ import numpy as np
 
 import cqm
 from cqm.branches import Branches
+from cqm.collection import available_cores
 from cqm.decisions import advantage
 from cqm.experiments import metrics
 from cqm.experiments.protocol import DOMAINS, preset
 from cqm.experiments.records import COLUMNS, write_csv
 from cqm.experiments.run import begin
-from cqm.experiments.workers import available_cores, run_side_by_side
+from cqm.experiments.workers import run_side_by_side
 from cqm.logs import Logs, draw_rows
 from cqm.models.effect import EffectModel
 from cqm.models.estimator import Estimator

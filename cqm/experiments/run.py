@@ -24,12 +24,12 @@ from typing import Any
 import cqm
 from cqm import storage
 from cqm.branches import Branches
-from cqm.collection import collect
+from cqm.collection import available_cores, collect
 from cqm.experiments import records
 from cqm.experiments.metrics import ceiling_share
 from cqm.experiments.protocol import DOMAINS, PAPER, Job, Protocol
 from cqm.experiments.scores import CONDITIONINGS
-from cqm.experiments.workers import available_cores, run_side_by_side
+from cqm.experiments.workers import run_side_by_side
 from cqm.progress import progress
 from cqm.worlds import load_world
 

@@ -18,13 +18,6 @@ from typing import Any, TypeVar
 Task = TypeVar("Task")
 
 
-def available_cores() -> list[int]:
-    """The cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return sorted(os.sched_getaffinity(0))
-    return list(range(os.cpu_count() or 1))
-
-
 def run_side_by_side(
     work_fn: Callable[[Any], None], tasks: Sequence[Task], cores: Sequence[int]
 ) -> Iterator[tuple[Task, str | None]]:
