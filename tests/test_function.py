@@ -356,6 +356,10 @@ def test_identity_tells_worlds_apart():
         "exogenous": f"{__name__}.normal_noise",
     }
     assert identity["candidate_actions"] == ACTIONS.tolist()
+    assert identity["control_bounds"] == [[-0.5, -1.0], [1.0, 0.5]]
+    wide, unbounded = (linear_world(control_high=high).identity() for high in (9.0, np.inf))
+    assert wide["control_bounds"] == [[-0.5, -1.0], [9.0, 9.0]]  # the warm-up goes there
+    assert unbounded["control_bounds"] is None
     assert identity["trace"] is None
     assert identity["versions"] == {"numpy": np.__version__}
 

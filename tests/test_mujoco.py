@@ -295,6 +295,7 @@ def test_identity_is_plain_data():
     assert identity["name"] == "mine"
     assert identity["substeps"] == 4
     assert identity["candidate_actions"] == [[-1.0], [1.0], [3.0]]
+    assert identity["functions"] == {"initial": None, "observation": None}
     assert identity["versions"] == {"mujoco": mujoco.__version__}
 
 
@@ -302,6 +303,13 @@ def test_different_models_have_different_identities():
     heavier = make_model(**{'<geom size="0.1"/>': '<geom size="0.1" mass="7"/>'})
     assert MujocoWorld(make_model()).identity() == MujocoWorld(make_model()).identity()
     assert MujocoWorld(make_model()).identity() != MujocoWorld(heavier).identity()
+
+
+def test_different_functions_have_different_identities():
+    identity = MujocoWorld(make_model(), initial=dropped).identity()
+    assert identity["functions"] == {"initial": f"{__name__}.dropped", "observation": None}
+    seen = MujocoWorld(make_model(), observation=heights, observation_names=("gap", "speed"))
+    assert seen.identity()["functions"]["observation"] == f"{__name__}.heights"
 
 
 def test_threads_share_a_world():

@@ -359,3 +359,17 @@ def test_identity_tells_how_the_data_was_made(native):
     assert identity["kind"] == ("suite" if native else "suite task")
     assert sorted(identity["versions"]) == ["dm_control", "mujoco"]
     assert len(identity["candidate_actions"]) == 5
+
+
+def test_the_identity_of_a_native_task_stays_as_it_is_in_stored_sets():
+    identity = load_task("cartpole-swingup").identity()
+    assert list(identity) == [
+        "name",
+        "kind",
+        "substeps",
+        "settle_steps",
+        "model",
+        "observation_names",
+        "candidate_actions",
+        "versions",
+    ]

@@ -185,7 +185,7 @@ class FunctionWorld(World):
         return Rollout(features, status, after)
 
     def identity(self) -> dict[str, Any]:
-        """Name, functions, actions, trace and versions, JSON-able."""
+        """Name, functions, actions, bounds, trace and versions, JSON-able."""
         versions, precision = {"numpy": np.__version__}, "float64"
         if self.backend == "jax":
             import jax
@@ -193,6 +193,7 @@ class FunctionWorld(World):
             versions["jax"] = jax.__version__
             precision = str(jax.dtypes.canonicalize_dtype(float))
         trace = None if self.trace is None else hashlib.sha256(self.trace.tobytes()).hexdigest()
+        bounds = np.stack([self.control_low, self.control_high])
         return {
             "name": self.name,
             "kind": "function",
@@ -201,6 +202,8 @@ class FunctionWorld(World):
             "precision": precision,
             "block_size": self.block_size,
             "candidate_actions": self.candidate_actions.tolist(),
+            # Infinity is not JSON, and with it the warm-up tries the candidate actions alone.
+            "control_bounds": bounds.tolist() if np.isfinite(bounds).all() else None,
             "continuous": self.continuous,
             "trace": trace,
             "versions": versions,

@@ -19,6 +19,7 @@ import numpy as np
 from mujoco.rollout import Rollout as NativeRollout
 
 from cqm.worlds.base import PerThread, Rollout, States, Status, World, prototype_actions
+from cqm.worlds.function import qualified_name
 
 Extras = dict[str, np.ndarray]
 InitialFn = Callable[[int, np.random.Generator], tuple[np.ndarray, np.ndarray, Extras]]
@@ -78,6 +79,8 @@ class MujocoWorld(World):
         self.model.opt.disableflags |= mujoco.mjtDisableBit.mjDSBL_SENSOR
         self.name = name or model.names.split(b"\0")[0].decode()
         self.substeps, self.settle_steps, self.seed = substeps, settle_steps, seed
+        functions = {"initial": initial, "observation": observation}
+        self._function_names = {role: fn and qualified_name(fn) for role, fn in functions.items()}
         self._initial = initial or self._disturbed_pose
         self._observation = observation or _positions_and_velocities
         if observation_names is None:
@@ -172,13 +175,14 @@ class MujocoWorld(World):
         return Rollout(features, status, after if final else {})
 
     def identity(self) -> dict[str, Any]:
-        """Name, parameters and versions."""
+        """Name, parameters, functions and versions."""
         return {
             "name": self.name,
             "kind": "mujoco",
             "substeps": self.substeps,
             "settle_steps": self.settle_steps,
             "model": _digest(self.model),
+            "functions": self._function_names,
             "observation_names": list(self.observation_names),
             "candidate_actions": self.candidate_actions.tolist(),
             "versions": {"mujoco": version("mujoco")},
