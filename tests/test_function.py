@@ -382,7 +382,7 @@ def test_identity_tells_worlds_apart():
         ({"candidate_actions": [0.0, 1.0]}, r"candidate_actions has shape \(2,\)"),
         ({"candidate_actions": [[0.0, np.inf]]}, "1 values that are not finite"),
         ({"candidate_actions": [[0.0, 1.0]]}, r"shape \(1, 2\) .* at least 2 rows"),
-        ({"control_high": 0.25}, r"reach from .* to \[1\.  0\.5\]; allowed .* \[0\.25 0\.25\]"),
+        ({"control_high": 0.25}, r"candidate_actions cannot be .* to \[0\.25, 0\.25\]"),
         ({"block_size": 0}, "block_size is 0; it must be at least 1"),
         ({"feature_names": ["x", "y"]}, "feature_names has 2 names, but there are 3 features"),
         ({"observation_names": ["x"]}, "observation_names has 1 names, but .* 3 observations"),

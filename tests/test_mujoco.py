@@ -123,11 +123,23 @@ def test_actions_stay_in_the_control_range():
     assert world.candidate_actions.tolist() == [[-1.0], [1.0], [3.0]]
 
 
+@pytest.mark.parametrize(
+    "actions",
+    [[[-1.0], [3.5]], [[1.0, 0.0], [2.0, 0.0]], [[1.0]], [0.0, 1.0], [[np.nan], [1.0]]],
+    ids=["out of bounds", "too wide", "a single one", "flat", "not a number"],
+)
+def test_candidate_actions_are_checked(actions):
+    with pytest.raises(ValueError, match=r"at least 2 rows of 1 numbers from \[-1.0\] to \[3.0\]"):
+        MujocoWorld(make_model(), candidate_actions=actions)
+
+
 def test_an_unbounded_actuator_needs_candidate_actions():
     model = make_model(**{' ctrlrange="-1 3"': ""})
     assert [bound.tolist() for bound in control_bounds(model)] == [[-np.inf], [np.inf]]
     with pytest.raises(ValueError, match=r"bounded control box; got low=\[-inf\].* explicitly"):
         MujocoWorld(model)
+    with pytest.raises(ValueError, match=r"cannot be \[\[0.0\], \[inf\]\]"):
+        MujocoWorld(model, candidate_actions=[[0.0], [np.inf]])
     world = MujocoWorld(model, candidate_actions=[[-5.0], [5.0]])
     report = check_world(world)
     assert report, str(report)

@@ -347,6 +347,13 @@ def test_given_candidate_actions_are_kept():
         assert world.candidate_actions.tolist() == [[0.0, 0.0], [1.0, 0.5]]
 
 
+@pytest.mark.parametrize("native", [True, False])
+def test_candidate_actions_are_checked(native):
+    for actions in ([[-1.0], [1.0]], [[0.0, 0.0], [1.5, 0.0]], [[0.0, 0.0]], [-1.0, 1.0]):
+        with pytest.raises(ValueError, match="at least 2 rows of 2 numbers from"):
+            load_task("reacher-easy", candidate_actions=actions, native=native)
+
+
 def test_an_unknown_task_is_told_what_there_is():
     with pytest.raises(ValueError, match=r"unknown suite task .reacher-medium.; available: .*easy"):
         load_task("reacher-medium")

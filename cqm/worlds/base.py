@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, final
 
 import numpy as np
+import numpy.typing as npt
 
 States = dict[str, np.ndarray]
 T = TypeVar("T")
@@ -167,6 +168,26 @@ def prototype_actions(
     directions = np.stack([first, second])
     directions /= np.abs(directions).max(axis=1, keepdims=True)
     return middle + reach * np.concatenate([np.zeros((1, low.size)), directions, -directions])
+
+
+def checked_actions(
+    given: npt.ArrayLike, low: np.ndarray, high: np.ndarray, *, continuous: bool = True
+) -> np.ndarray:
+    """A user's candidate actions, `[actions, controls]`, or a `ValueError` that says what may be.
+
+    >>> checked_actions([[0], [1]], np.array([-1.0]), np.array([1.0])).tolist()
+    [[0.0], [1.0]]
+    """
+    actions = np.array(given, float)
+    shaped = actions.ndim == 2 and len(actions) > 1 and actions.shape[1] == len(low)
+    inside = shaped and np.all(np.isfinite(actions) & (actions >= low) & (actions <= high))
+    if not inside or (not continuous and np.any(actions % 1)):
+        kind = "numbers" if continuous else "whole numbers"
+        raise ValueError(
+            f"candidate_actions cannot be {actions.tolist()}; allowed: at least 2 rows of "
+            f"{len(low)} {kind} from {low.tolist()} to {high.tolist()}"
+        )
+    return actions
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cqm.worlds.base import Rollout, States, Status, World, num_states, take
+from cqm.worlds.base import Rollout, States, Status, World, checked_actions, num_states, take
 
 # What the user's functions see: an array [n, ...] or a dict of arrays with that leading axis.
 State = Any
@@ -106,15 +106,11 @@ class FunctionWorld(World):
             raise ValueError(f"block_size is {block_size}; it must be at least 1")
         self.name, self.backend, self.block_size = name, backend, block_size
         self.continuous = continuous
-        self.candidate_actions = actions = _finite("candidate_actions", candidate_actions, 2)
+        actions = _finite("candidate_actions", candidate_actions, 2)
         low, high = actions.min(axis=0), actions.max(axis=0)
         self.control_low = low if control_low is None else np.full_like(low, control_low)
         self.control_high = high if control_high is None else np.full_like(high, control_high)
-        if np.any(low < self.control_low) or np.any(high > self.control_high):
-            raise ValueError(
-                f"candidate_actions reach from {low} to {high}; "
-                f"allowed by the control bounds: {self.control_low} to {self.control_high}"
-            )
+        self.candidate_actions = checked_actions(actions, self.control_low, self.control_high)
         self.trace = None if trace is None else _finite("trace", trace, 1)
         functions = dict(step=step, initial=initial, features=features, observe=observe)
         functions["exogenous"] = exogenous

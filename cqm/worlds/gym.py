@@ -174,16 +174,7 @@ class GymWorld(World):
             return np.arange(low[0], high[0] + 1)[:, None]
         if given is None:
             return base.prototype_actions(low, high, name=self.name, seed=self.seed)
-        actions = np.array(given, float)
-        shaped = actions.ndim == 2 and len(actions) > 1 and actions.shape[1] == len(low)
-        inside = shaped and np.all((actions >= low) & (actions <= high))
-        if not inside or (not self.continuous and np.any(actions % 1)):
-            kind = "numbers" if self.continuous else "whole numbers"
-            raise ValueError(
-                f"candidate_actions cannot be {actions.tolist()}; allowed: at least 2 rows of "
-                f"{len(low)} {kind} from {low.tolist()} to {high.tolist()}"
-            )
-        return actions
+        return base.checked_actions(given, low, high, continuous=self.continuous)
 
     def _actions(self, controls: np.ndarray) -> np.ndarray:
         """Controls `[n, horizon, controls]` as what the environment's `step` takes."""

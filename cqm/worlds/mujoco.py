@@ -16,9 +16,18 @@ from typing import Any
 
 import mujoco
 import numpy as np
+import numpy.typing as npt
 from mujoco.rollout import Rollout as NativeRollout
 
-from cqm.worlds.base import PerThread, Rollout, States, Status, World, prototype_actions
+from cqm.worlds.base import (
+    PerThread,
+    Rollout,
+    States,
+    Status,
+    World,
+    checked_actions,
+    prototype_actions,
+)
 from cqm.worlds.function import qualified_name
 
 Extras = dict[str, np.ndarray]
@@ -67,7 +76,7 @@ class MujocoWorld(World):
         settle_steps: int = 0,
         observation: ObservationFn | None = None,
         observation_names: Sequence[str] | None = None,
-        candidate_actions: np.ndarray | None = None,
+        candidate_actions: npt.ArrayLike | None = None,
         seed: int = 0,
     ):
         if not isinstance(model, mujoco.MjModel):
@@ -89,11 +98,11 @@ class MujocoWorld(World):
             observation_names = _state_names(model)
         self.observation_names = self.feature_names = tuple(observation_names)
         self.control_low, self.control_high = control_bounds(model)
+        low, high = self.control_low, self.control_high
         if candidate_actions is None:
-            candidate_actions = prototype_actions(
-                self.control_low, self.control_high, name=self.name, seed=seed
-            )
-        self.candidate_actions = np.asarray(candidate_actions, float)
+            self.candidate_actions = prototype_actions(low, high, name=self.name, seed=seed)
+        else:
+            self.candidate_actions = checked_actions(candidate_actions, low, high)
         self._num_full = mujoco.mj_stateSize(model, _FULL)
         self._simulator = PerThread(self._make_simulator)
 

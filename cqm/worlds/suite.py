@@ -22,11 +22,20 @@ os.environ.setdefault("MUJOCO_GL", "disable")
 
 import mujoco
 import numpy as np
+import numpy.typing as npt
 from dm_control import suite
 from dm_control.mujoco.wrapper import MjModel
 from dm_control.rl import control
 
-from cqm.worlds.base import PerThread, Rollout, States, Status, World, prototype_actions
+from cqm.worlds.base import (
+    PerThread,
+    Rollout,
+    States,
+    Status,
+    World,
+    checked_actions,
+    prototype_actions,
+)
 from cqm.worlds.mujoco import Extras, InitialFn, MujocoWorld, ObservationFn
 
 # MuJoCo will drop an attribute that dm_control's own model files use; nobody here can act on that.
@@ -56,7 +65,7 @@ def task_names() -> list[str]:
 
 
 def load_task(
-    name: str, *, candidate_actions: np.ndarray | None = None, seed: int = 0, native: bool = True
+    name: str, *, candidate_actions: npt.ArrayLike | None = None, seed: int = 0, native: bool = True
 ) -> World:
     """The world of a suite task.
 
@@ -106,7 +115,7 @@ class TaskWorld(World):
 
     cloning = "MuJoCo state, model fields, task code (one state at a time)"
 
-    def __init__(self, name: str, *, candidate_actions: np.ndarray | None = None, seed: int = 0):
+    def __init__(self, name: str, *, candidate_actions: npt.ArrayLike | None = None, seed: int = 0):
         self.name, self.seed = name, seed
         self._environment = PerThread(functools.partial(_environment, name))
         environment = self._environment.get()
@@ -119,11 +128,11 @@ class TaskWorld(World):
         )
         spec = environment.action_spec()
         self.control_low, self.control_high = spec.minimum, spec.maximum
+        low, high = self.control_low, self.control_high
         if candidate_actions is None:
-            candidate_actions = prototype_actions(
-                self.control_low, self.control_high, name=name, seed=seed
-            )
-        self.candidate_actions = np.asarray(candidate_actions, float)
+            self.candidate_actions = prototype_actions(low, high, name=name, seed=seed)
+        else:
+            self.candidate_actions = checked_actions(candidate_actions, low, high)
 
     def reset(self, num: int, rng: np.random.Generator) -> States:
         """Draw `num` initial states with the task's own code."""
