@@ -279,8 +279,11 @@ def _initial_states(
 ) -> tuple[States, np.ndarray]:
     """States after a random number of random controls, and whether they got there."""
     states = world.reset(num, stream(recipe.seed, block, _RESET))
-    rng = stream(recipe.seed, block, _WARMUP)
+    status = np.zeros(num, dtype=np.int8)
     least, most = recipe.warmup or (0, 0)
+    if most == 0:  # a user's sampler need not know what no steps are
+        return states, status
+    rng = stream(recipe.seed, block, _WARMUP)
     lengths = rng.integers(least, most + 1, size=num)
     if world.continuous and np.isfinite([world.control_low, world.control_high]).all():
         size = (num, most, len(world.control_low))
@@ -289,8 +292,10 @@ def _initial_states(
         controls = world.candidate_actions[
             rng.integers(len(world.candidate_actions), size=(num, most))
         ]
-    noise = world.sample_noise(num, most, rng)
-    status = np.zeros(num, dtype=np.int8)
+    try:
+        noise = world.sample_noise(num, most, rng)
+    except ValueError as error:
+        raise ValueError(f"a warmup of up to {most} steps: {error}") from error
     groups, order = [], []
     for length in np.unique(lengths):
         rows = np.flatnonzero(lengths == length)

@@ -328,7 +328,7 @@ def test_trace_windows_are_pieces_of_the_trace():
     np.testing.assert_array_equal(
         world.sample_noise(2, 20, np.random.default_rng(1)), [world.trace, world.trace]
     )
-    with pytest.raises(ValueError, match=r"20 rows, too few for a horizon of 21; .* at most 20"):
+    with pytest.raises(ValueError, match=r"20 rows, too few for 21 steps; .* at most 20"):
         world.sample_noise(2, 21, np.random.default_rng(1))
 
 

@@ -405,6 +405,25 @@ def test_failures_of_the_warmup_are_counted(failure):
     np.testing.assert_array_equal(branches.states["state"], drawn[kept])
 
 
+def test_without_a_warmup_nothing_is_drawn_for_it():
+    """A sampler that starts with the first step cannot give none."""
+
+    def drifting(num, horizon, rng):
+        noise = rng.standard_normal((num, horizon, 1))
+        noise[:, 0] *= 3
+        return noise
+
+    branches = collect(spiral_world(exogenous=drifting), warmup=(0, 0))
+    assert branches.array("noise").shape == (40, 1, 5, 1)
+
+
+def test_a_trace_too_short_for_the_warmup_is_told_so():
+    world = spiral_world(exogenous=None, trace=np.zeros((15, 1)))
+    assert len(collect(world, warmup=(0, 15))) == 40
+    with pytest.raises(ValueError, match="a warmup of up to 20 steps: the trace has 15 rows"):
+        collect(world)
+
+
 def choosy_observe(x):
     if np.isnan(x).any():
         raise ValueError("cannot observe what is not a number")

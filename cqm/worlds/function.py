@@ -139,8 +139,8 @@ class FunctionWorld(World):
         if self.trace is not None:
             if horizon > len(self.trace):
                 raise ValueError(
-                    f"the trace has {len(self.trace)} rows, too few for a horizon of {horizon}; "
-                    f"allowed: a horizon of at most {len(self.trace)}, or a longer trace"
+                    f"the trace has {len(self.trace)} rows, too few for {horizon} steps; "
+                    f"allowed: at most {len(self.trace)} steps, or a longer trace"
                 )
             starts = rng.integers(len(self.trace) - horizon, size=num, endpoint=True)
             return self.trace[starts[:, None] + np.arange(horizon)]
