@@ -228,6 +228,13 @@ def test_identity_tells_maps_apart():
         load_maps([user])
 
 
+def test_one_map_need_not_be_in_a_sequence():
+    one, listed = (load_world("cartpole-swingup", features=f) for f in (Squares(), [Squares()]))
+    assert one.identity() == listed.identity()
+    assert one.feature_names[-1] == "pole_velocity^2"
+    assert "feature_maps" not in load_world("cartpole-swingup", features=()).identity()
+
+
 def test_a_world_travels_to_another_process():
     world = ExpandedWorld(load_world("reacher-easy"), Squares(), RandomFourier(3))
     copy = cloudpickle.loads(cloudpickle.dumps(world))

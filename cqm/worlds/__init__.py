@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from cqm.worlds.base import Report, Rollout, States, Status, World, check_world
@@ -25,7 +25,7 @@ def load_world(
     nuisance: int | Any = 0,
     seed: int = 0,
     candidate_actions: Any = None,
-    features: Sequence[Any] = (),
+    features: Any = (),
 ) -> World:
     """A world by its name: a dm_control suite task or a Gymnasium environment.
 
@@ -34,7 +34,8 @@ def load_world(
         nuisance: The dimension of the paper's nuisance to mix in, 0 for none, or a `Nuisance`.
         seed: Of the mixing. Candidate actions are fixed for each world whatever the seed.
         candidate_actions: `[actions, controls]`; the world's own by default.
-        features: Maps from `cqm.worlds.features` that add features, such as `Squares()`.
+        features: One or several maps from `cqm.worlds.features` that add features, such as
+            `Squares()`.
 
     >>> load_world("reacher-easy", nuisance=64, seed=7).feature_names[:2]
     ('mixed_0', 'mixed_1')
@@ -55,10 +56,11 @@ def load_world(
                 f"suite tasks {suite.task_names()}"
             )
         world = GymWorld(name, candidate_actions=candidate_actions)
-    if features:
+    maps = tuple(features) if isinstance(features, Iterable) else (features,)
+    if maps:
         from cqm.worlds.features import ExpandedWorld
 
-        world = ExpandedWorld(world, *features)
+        world = ExpandedWorld(world, *maps)
     if not nuisance:
         return world
     if not isinstance(nuisance, Nuisance):
