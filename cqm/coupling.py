@@ -27,7 +27,7 @@ from cqm.simulation import (
 )
 from cqm.storage import DamagedFileError
 from cqm.worlds import reload_world
-from cqm.worlds.base import Check, Report, World, take
+from cqm.worlds.base import Check, Report, World, stored_identity, take
 
 AUDIT = "audit.json"
 _STANDARD_ERRORS = 5.0  # a right set fails a statistical check about once in two million
@@ -90,10 +90,9 @@ def _plan_of(branches: Branches, world: World, policy: Policy | None) -> Plan:
         settings["continuation"] = policy
     elif isinstance(settings["continuation"], str) and settings["continuation"] != "uniform":
         raise ValueError(f"the set was continued by {settings['continuation']!r}; give policy=")
-    if world.identity() != branches.manifest["world"]:
-        raise ValueError(
-            f"the set is of world {branches.manifest['world']}; got {world.identity()}"
-        )
+    identity = stored_identity(world)
+    if identity != branches.manifest["world"]:
+        raise ValueError(f"the set is of world {branches.manifest['world']}; got {identity}")
     return plan_collection(world, settings)
 
 

@@ -19,7 +19,7 @@ import numpy as np
 import cqm
 from cqm import shards
 from cqm.branches import BLOCK, Recipe, discounted
-from cqm.worlds.base import States, Status, World, concatenate, take
+from cqm.worlds.base import States, Status, World, concatenate, stored_identity, take
 from cqm.worlds.nuisance import Nuisance, NuisanceWorld
 
 _RESET, _WARMUP, _CONTINUATION, _NOISE, _NUISANCE, _ARMS = range(6)  # purposes of random streams
@@ -99,7 +99,7 @@ class Plan:
         """Everything that determines the stored bytes, and the versions that made them."""
         return {
             "schema": shards.SCHEMA,
-            "world": self.world.identity(),
+            "world": stored_identity(self.world),
             "recipe": self.recipe.to_json(),
             "observation_names": list(self.world.observation_names),
             "feature_names": list(self.world.feature_names),

@@ -398,6 +398,13 @@ def test_a_world_is_loaded_again_by_its_identity(name, actions):
     assert actions in (None, identity["candidate_actions"])
 
 
+def test_a_world_made_by_a_function_is_not_loaded_by_its_name():
+    with pytest.raises(
+        ValueError, match=r"Walk' is not known by .* audit\(branches, world=\.\.\.\)"
+    ):
+        reload_world(GymWorld(Walk).identity())
+
+
 @pytest.mark.parametrize(("name", "continuous"), [("CartPole-v1", False), ("Pendulum-v1", True)])
 def test_only_boxes_allow_every_control_between_the_bounds(name, continuous):
     assert GymWorld(name).continuous is continuous

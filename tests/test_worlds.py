@@ -6,6 +6,7 @@ import cloudpickle
 import numpy as np
 import pytest
 
+import cqm
 from cqm.worlds import check_world, load_world
 from cqm.worlds.base import (
     Check,
@@ -52,7 +53,7 @@ class Toy(World):
         return Rollout(features, np.zeros(len(x), np.int8), {"x": x} if final else {})
 
     def identity(self):
-        return {"name": self.name}
+        return {"name": self.name, "kind": "test", "names": self.feature_names}
 
 
 def changed(**members):
@@ -246,9 +247,14 @@ def test_a_sound_world_passes_every_check():
             "feature_names repeat: ['x']",
         ),
         (
-            changed(identity=lambda self: {"model": object()}),
+            changed(identity=lambda self: {"name": "toy", "kind": "test", "model": object()}),
             "declaration",
-            "raised TypeError: Object of type object is not JSON serializable",
+            "must be JSON-able: Object of type object is not JSON serializable",
+        ),
+        (
+            changed(identity=lambda self: {"name": "toy"}),
+            "declaration",
+            "the identity of a world needs ['kind']; got {'name': 'toy'}",
         ),
     ],
 )
@@ -256,6 +262,13 @@ def test_a_broken_world_is_told_what_is_wrong(world, check, detail):
     found = failures(world)
     assert check in found
     assert detail in found[check]
+
+
+def test_an_identity_with_a_tuple_is_the_same_when_it_is_read_back(tmp_path):
+    for _ in range(2):
+        branches = cqm.collect(Toy(), states=8, horizon=3, threads=1, out=tmp_path)
+    report = cqm.audit(branches, Toy())
+    assert report, str(report)
 
 
 @pytest.mark.parametrize("missing", ["name", "cloning", "feature_names", "control_low"])

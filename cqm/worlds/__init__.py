@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from cqm.worlds.base import Report, Rollout, States, Status, World, check_world
+from cqm.worlds.base import (
+    Report,
+    Rollout,
+    States,
+    Status,
+    World,
+    check_world,
+    stored_identity,
+)
 
 __all__ = [
     "Report",
@@ -73,10 +81,15 @@ def reload_world(identity: Mapping[str, Any]) -> World:
     from cqm.worlds.features import load_maps
     from cqm.worlds.nuisance import Nuisance
 
-    if identity["kind"] not in ("suite", "suite task", "gymnasium"):
+    loadable = identity["kind"] in ("suite", "suite task")
+    if identity["kind"] == "gymnasium":
+        import gymnasium
+
+        loadable = identity["name"] in gymnasium.registry
+    if not loadable:
         raise ValueError(
             f"the world {identity['name']!r} is not known by its name alone, so it cannot be "
-            "loaded; functions take the world itself"
+            "loaded; functions take the world itself, as in audit(branches, world=...)"
         )
     nuisance = identity.get("nuisance")
     world = load_world(
@@ -85,9 +98,10 @@ def reload_world(identity: Mapping[str, Any]) -> World:
         candidate_actions=identity["candidate_actions"],
         features=load_maps(identity.get("feature_maps", ())),
     )
-    if world.identity() != identity:
+    loaded = stored_identity(world)
+    if loaded != identity:
         raise ValueError(
             f"the world {identity['name']!r} is not what it was: stored as {identity}, "
-            f"loads as {world.identity()}"
+            f"loads as {loaded}"
         )
     return world

@@ -83,7 +83,11 @@ class World(abc.ABC):
 
     @abc.abstractmethod
     def identity(self) -> dict[str, Any]:
-        """JSON-able name, parameters and versions; stored with every data set."""
+        """JSON-able `name`, `kind`, parameters and versions; stored with every data set.
+
+        Whatever determines the outcomes belongs into it, because worlds of equal identities may
+        continue each other's sets. `kind` says what the world is made by, such as `gymnasium`.
+        """
 
     def sample_noise(self, num: int, horizon: int, rng: np.random.Generator) -> np.ndarray:
         """Exogenous noise for `num` rollouts, `[num, horizon, noise]`; none by default."""
@@ -117,6 +121,18 @@ class PerThread(Generic[T]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return PerThread, (self._make_fn,)
+
+
+def stored_identity(world: World) -> dict[str, Any]:
+    """A world's identity as it is read back from a file, where a tuple is a list."""
+    identity = world.identity()
+    missing = [key for key in ("name", "kind") if key not in identity]
+    if missing:
+        raise ValueError(f"the identity of a world needs {missing}; got {identity}")
+    try:
+        return json.loads(json.dumps(identity, allow_nan=False))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"the identity of a world must be JSON-able: {error}") from error
 
 
 def num_states(states: Mapping[str, np.ndarray]) -> int:
@@ -359,7 +375,10 @@ def _declaration_problem(world: World) -> str:
     missing = [name for name in fields if not hasattr(world, name)]
     if missing:
         return f"attributes {missing} are missing"
-    json.dumps(world.identity())
+    try:
+        stored_identity(world)
+    except ValueError as error:
+        return str(error)
     low, high, actions = world.control_low, world.control_high, world.candidate_actions
     if actions.ndim != 2 or actions.shape[1] != len(low) or len(actions) < 2:
         return f"candidate_actions have shape {actions.shape}, need [at least 2, {len(low)}]"
