@@ -128,11 +128,12 @@ class Branches:
         return sum(stop - start for _, start, stop in self._parts)
 
     def __repr__(self) -> str:
-        recipe = self.recipe
+        recipe, seeds = self.recipe, self.manifest.get("combined_seeds")
+        seed = f"seeds {', '.join(map(str, seeds))}" if seeds else f"seed {recipe.seed}"
         return (
             f"Branches({self.manifest['world']['name']}, {len(self):,} families of "
             f"{self.num_arms}/{self.num_actions} arms, {recipe.draws} draws, "
-            f"horizon {recipe.horizon}, discount {recipe.discount}, seed {recipe.seed})"
+            f"horizon {recipe.horizon}, discount {recipe.discount}, {seed})"
         )
 
     def __getitem__(self, rows: slice) -> Branches:
@@ -353,7 +354,8 @@ def combine(sets: Sequence[Branches]) -> Branches:
         changes = shard_files.differences(
             {**first.manifest, "recipe": _comparable(first)},
             {**other.manifest, "recipe": _comparable(other)},
-            ignore=("num_shards", "blocks_per_shard", "mixing"),  # the world says how it mixes
+            # The world says how it mixes.
+            ignore=("num_shards", "blocks_per_shard", "mixing", "combined_seeds"),
         )
         if changes:
             raise ValueError("branches of different kinds cannot be combined:\n" + changes)
@@ -366,8 +368,10 @@ def combine(sets: Sequence[Branches]) -> Branches:
                 f"{branches.recipe.seed}; collect them with different seeds"
             )
         seen |= keys
+    seeds = {s for b in sets for s in b.manifest.get("combined_seeds", [b.recipe.seed])}
+    several = {"combined_seeds": sorted(seeds)} if len(seeds) > 1 else {}
     combined = Branches(
-        first.manifest,
+        {**first.manifest, **several},
         list({id(shard): shard for branches in sets for shard in branches._shards}.values()),
         mixing=first._mixing,
         parts=[part for branches in sets for part in branches._parts],

@@ -12,6 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
+from scipy import stats
 
 from cqm import storage
 from cqm.branches import BLOCK, Branches, discounted
@@ -30,7 +31,7 @@ from cqm.worlds import reload_world
 from cqm.worlds.base import Check, Report, World, stored_identity, take
 
 AUDIT = "audit.json"
-_STANDARD_ERRORS = 5.0  # a right set fails a statistical check about once in two million
+_FALSE_ALARMS = 5e-7  # a right set fails a statistical check about once in two million
 
 
 def audit(
@@ -47,9 +48,16 @@ def audit(
         branches: The set to audit.
         world: Where the set comes from; loaded by its name where it has one.
         policy: The continuation, where it depends on the state.
-        families: How many to look at.
+        families: How many to look at, at least 2.
         seed: Of the sample and of the fresh noise that is compared with.
     """
+    if families < 2:
+        raise ValueError(f"families must be at least 2; got {families}")
+    if "combined_seeds" in branches.manifest:
+        raise ValueError(
+            f"the set combines collections of the seeds {branches.manifest['combined_seeds']}; "
+            "audit each of them by itself"
+        )
     try:
         branches.verify()
     except DamagedFileError as error:
@@ -208,14 +216,17 @@ def _nuisance_variance(plan: Plan, sample: Branches, rng: np.random.Generator) -
     noise = nuisance.noise((len(sample), 2, plan.recipe.horizon), rng)
     pair = discounted(nuisance.path(start, noise), plan.recipe.discounts)
     squares = (pair[:, 0] - pair[:, 1]) ** 2
-    added = squares.mean()
-    deviation = abs(added - predicted) / (squares.std() / np.sqrt(squares.size))
+    added, num = squares.mean(), squares.size
+    deviation = abs(added - predicted) / (predicted * np.sqrt(2 / num))
+    # The nuisance is normal, so the sum of squares is chi-squared.
+    law, total = stats.chi2(num), num * added / predicted
+    chance = 2 * min(law.cdf(total), law.sf(total))
     effect = np.var(center(sample.array("outcome")), axis=(0, 1, 2)).mean()
     return [
         shared,
         Check(
             "independent nuisance would add twice its variance",
-            bool(deviation < _STANDARD_ERRORS),
+            bool(chance > _FALSE_ALARMS),
             f"{added:.3f} measured, {predicted:.3f} predicted, {deviation:.1f} standard errors; "
             f"{nuisance.amplitude**2 * added / max(effect, 1e-300):.3g} times that of the effects",
         ),
@@ -224,7 +235,7 @@ def _nuisance_variance(plan: Plan, sample: Branches, rng: np.random.Generator) -
 
 def _continuation_variance(plan: Plan, sample: Branches, rng: np.random.Generator) -> list[Check]:
     """Var_independent = Var_shared + 2 Cov_shared for the difference of two arms, given a state."""
-    if plan.policy is not None or plan.recipe.horizon == 1:
+    if plan.policy is not None or plan.recipe.horizon == 1 or len(sample) < 2:
         return []
     num, draws = min(len(sample), 32), 16
     states = take(plan.native.restore(sample.states), np.repeat(np.arange(num), draws))
@@ -248,12 +259,12 @@ def _continuation_variance(plan: Plan, sample: Branches, rng: np.random.Generato
     apart = _variance(first - second_alone, scale)
     covariance = (_variance(first, scale) + _variance(second, scale) - together) / 2
     gap = apart - (together + 2 * covariance)
-    error = gap.std(ddof=1) / np.sqrt(num) if num > 1 else np.inf
-    deviation = abs(gap.mean()) / max(error, 1e-12)
+    deviation = abs(gap.mean()) / max(gap.std(ddof=1) / np.sqrt(num), 1e-12)
+    chance = 2 * stats.t.sf(deviation, num - 1)  # of few states, whose spread is estimated too
     return [
         Check(
             "independent continuation would add twice the covariance",
-            bool(deviation < _STANDARD_ERRORS),
+            bool(chance > _FALSE_ALARMS),
             f"variance of a difference {together.mean():.3g} shared, {apart.mean():.3g} "
             f"independent, {(together + 2 * covariance).mean():.3g} predicted, "
             f"{deviation:.1f} standard errors",

@@ -310,6 +310,9 @@ def test_combine_joins_sets_of_different_seeds(tmp_path):
     assert combined.dropped == dict(sum((Counter(b.dropped) for b in sets), Counter()))
     combined.verify()
     np.testing.assert_array_equal(combined[290:310].outcomes, combined.outcomes[290:310])
+    assert "seeds 1, 2, 3)" in repr(combined[:9])
+    again = combine([combine(sets[:2]), sets[2]])
+    assert again.manifest == combined.manifest
 
 
 def test_combine_joins_parts_of_one_set(ragged):
@@ -317,6 +320,7 @@ def test_combine_joins_parts_of_one_set(ragged):
     combined = combine(parts)
     assert combined.index.tolist() == [*ragged.index[300:400], *ragged.index[:20]]
     assert combined.dropped == ragged.dropped
+    assert combined.manifest == ragged.manifest
 
 
 def test_combine_refuses_the_same_states_twice():

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import cqm
-from cqm import shards, storage
+from cqm import coupling, shards, storage
 from cqm.worlds.function import FunctionWorld
 from cqm.worlds.nuisance import Nuisance, NuisanceWorld
 
@@ -145,3 +145,30 @@ def test_the_world_must_be_the_one_the_set_came_from():
         cqm.audit(branches)
     with pytest.raises(ValueError, match="the set is of world"):
         cqm.audit(branches, noisy_world("another"))
+
+
+def test_what_cannot_be_audited_is_refused():
+    world = noisy_world()
+    first, second = (cqm.collect(world, states=8, horizon=3, seed=seed) for seed in (1, 2))
+    combined = cqm.combine([first[:4], second[4:]])
+    with pytest.raises(ValueError, match=r"seeds \[1, 2\]; audit each of them by itself"):
+        cqm.audit(combined[:5], world)
+    assert cqm.audit(cqm.combine([first[:4], first[4:]]), world)
+    with pytest.raises(ValueError, match="families must be at least 2; got 0"):
+        cqm.audit(first, world, families=0)
+    assert cqm.audit(first[:1], world)
+
+
+def test_a_right_set_fails_as_rarely_as_is_said(monkeypatch):
+    """With few families a spread that is estimated must not count as known."""
+    world = NuisanceWorld(noisy_world(), Nuisance(dimension=2))
+    branches = cqm.collect(world, states=64, horizon=4, seed=1)
+    monkeypatch.setattr(coupling, "_FALSE_ALARMS", 0.05)
+    names = ("independent nuisance would", "independent continuation would")
+    counts = dict.fromkeys(names, 0)
+    for seed in range(100):
+        certificate = cqm.audit(branches, world, families=2, seed=seed)
+        for name in names:
+            counts[name] += any(found.startswith(name) for found in failed(certificate))
+    for name, count in counts.items():
+        assert count <= 14, name  # 5 are expected; the normal law would give 30
