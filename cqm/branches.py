@@ -129,11 +129,13 @@ class Branches:
 
     def __repr__(self) -> str:
         recipe, seeds = self.recipe, self.manifest.get("combined_seeds")
+        reasons = ", ".join(f"{count:,} {why}" for why, count in self.dropped.items())
+        dropped = f"; dropped in collecting: {reasons}" if reasons else ""
         seed = f"seeds {', '.join(map(str, seeds))}" if seeds else f"seed {recipe.seed}"
         return (
             f"Branches({self.manifest['world']['name']}, {len(self):,} families of "
             f"{self.num_arms}/{self.num_actions} arms, {recipe.draws} draws, "
-            f"horizon {recipe.horizon}, discount {recipe.discount}, {seed})"
+            f"horizon {recipe.horizon}, discount {recipe.discount}, {seed}{dropped})"
         )
 
     def __getitem__(self, rows: slice) -> Branches:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -100,21 +101,21 @@ class Collect:
 
     def run(self) -> int:
         """Collect, and say what there is."""
-        from cqm.collection import collect
+        from cqm.collection import DroppedWarning, collect
         from cqm.worlds import load_world
 
         world = load_world(self.world, nuisance=self.nuisance, seed=self.mixing_seed)
         settings = {name: getattr(self.recipe, name) for name in Recipe.__dataclass_fields__}
-        branches = collect(
-            world,
-            out=self.out,
-            threads=self.threads,
-            cluster=self.cluster,
-            show_progress=True,
-            **settings,
-        )
-        dropped = ", ".join(f"{count} {why}" for why, count in branches.dropped.items())
-        print(f"{branches}\ndropped: {dropped or 'none'}\nin {self.out}")
+        with warnings.catch_warnings(action="ignore", category=DroppedWarning):  # it is printed
+            branches = collect(
+                world,
+                out=self.out,
+                threads=self.threads,
+                cluster=self.cluster,
+                show_progress=True,
+                **settings,
+            )
+        print(f"{branches}\nin {self.out}")
         return 0
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from cqm.shards import encode_shard
-from cqm.simulation import Plan, dropped, simulate_block
+from cqm.simulation import Plan, dropped, first_error, simulate_block
 
 _RETRIES = 3
 
@@ -19,6 +19,7 @@ class EncodedShard:
     content: bytes
     num_families: int
     dropped: Counter[str]
+    error: str
 
 
 def encoded_shards(
@@ -64,4 +65,4 @@ def _encoded_shard(plan: Plan, index: int, manifest_digest: str) -> EncodedShard
     blocks = [simulate_block(plan, block) for block in plan.blocks(index)]
     arrays, lost = [block.arrays for block in blocks], dropped(blocks)
     content = b"".join(encode_shard(arrays, index, manifest_digest, lost))
-    return EncodedShard(content, sum(map(len, blocks)), lost)
+    return EncodedShard(content, sum(map(len, blocks)), lost, first_error(blocks))

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import os
+import textwrap
+import warnings
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,10 +22,15 @@ from cqm import shards, storage
 from cqm.branches import BLOCK, Branches, Recipe
 from cqm.progress import Advance, progress
 from cqm.quotient import ComparisonGraph
-from cqm.simulation import Block, Plan, Policy, dropped, simulate_block
+from cqm.simulation import Block, Plan, Policy, dropped, first_error, simulate_block
 from cqm.worlds.base import World, concatenate
 
 _SHARD_BYTES = 32 * 2**20
+_MANY_DROPPED = 0.01  # share of the families
+
+
+class DroppedWarning(UserWarning):
+    """More than one family in a hundred was dropped, because a branch of it failed."""
 
 
 def collect(
@@ -36,7 +43,7 @@ def collect(
     blocks_per_task: int = 1,
     **recipe: Any,
 ) -> Branches:
-    """Collect branches of a world.
+    """Collect branches of a world; a `DroppedWarning` tells where many families were dropped.
 
     Args:
         world: What to branch.
@@ -54,7 +61,7 @@ def collect(
     >>> collect(world, states=4, seed=7)
     Branches(cartpole-swingup, 4 families of 3/3 arms, 1 draws, horizon 12, discount 0.95, seed 7)
     """
-    plan = plan_collection(world, recipe)
+    plan, error = plan_collection(world, recipe), ""
     if cluster is not None and out is None:
         raise ValueError("collecting on a cluster needs a directory to write to; give out=")
     if out is None:
@@ -62,7 +69,8 @@ def collect(
         for _, blocks in _simulate_shards(plan, range(plan.num_shards), threads, blocks_per_task):
             arrays = concatenate([block.arrays for block in blocks])
             memory.append(shards.MemoryShard(arrays, dropped(blocks)))
-        return Branches(plan.manifest(None), memory, mixing=plan.mixing)
+            error = error or first_error(blocks)
+        return _warned(Branches(plan.manifest(None), memory, mixing=plan.mixing), error)
 
     directory = Path(out)
     digest = _prepare(directory, plan)
@@ -78,13 +86,30 @@ def collect(
                 shards.write_shard(
                     directory, index, [shard.content], shard.num_families, shard.dropped
                 )
+                error = error or shard.error
                 advance(sum(len(plan.block_states(b)) for b in plan.blocks(index)))
         else:
             for index, blocks in _simulate_shards(plan, missing, threads, blocks_per_task, advance):
-                lost = dropped(blocks)
+                lost, error = dropped(blocks), error or first_error(blocks)
                 pieces = shards.encode_shard([b.arrays for b in blocks], index, digest, lost)
                 shards.write_shard(directory, index, pieces, sum(map(len, blocks)), lost)
-    return Branches.open(directory)
+    return _warned(Branches.open(directory), error)
+
+
+def _warned(branches: Branches, error: str) -> Branches:
+    """The branches, after a warning where many families were dropped."""
+    lost = sum(branches.dropped.values())
+    total = lost + len(branches)
+    if lost > _MANY_DROPPED * total:
+        reasons = ", ".join(f"{count:,} {why}" for why, count in branches.dropped.items())
+        example = f"; one raised {textwrap.shorten(error, 300)}" if error else ""
+        warnings.warn(
+            f"{lost:,} of {total:,} families of {branches.manifest['world']['name']!r} were "
+            f"dropped: {reasons}{example}",
+            DroppedWarning,
+            stacklevel=3,
+        )
+    return branches
 
 
 def plan_collection(world: World, recipe: Mapping[str, Any]) -> Plan:

@@ -45,6 +45,7 @@ class Block:
 
     arrays: dict[str, np.ndarray]
     dropped: Counter[str]
+    error: str = ""  # that one of them raised
 
     def __len__(self) -> int:
         return len(self.arrays["index"])
@@ -121,7 +122,7 @@ def simulate_block(plan: Plan, block: int) -> Block:
     states_of_block = plan.block_states(block)
     num, draws, num_arms = len(states_of_block), recipe.draws, plan.num_arms
 
-    states, status = _initial_states(native, recipe, block, num)
+    states, status, error = _initial_states(native, recipe, block, num)
     arms = _draw_arms(plan, stream(recipe.seed, block, _ARMS), num)
     rng = stream(recipe.seed, block, _CONTINUATION)
     uniforms = rng.random((num, draws, recipe.horizon - 1))
@@ -155,6 +156,7 @@ def simulate_block(plan: Plan, block: int) -> Block:
             result = roll_closed_loop(plan, states, arms, uniforms[:, draw], noise[:, draw], common)
         features.append(result.features)
         continuation.append(result.continuation)
+        error = error or result.error
         status = np.where(status == Status.OK, result.status, status)
     # [num, draws, arms, horizon, features]; a single draw need not be copied
     stacked = np.stack(features, axis=1) if draws > 1 else features[0][:, None]
@@ -175,7 +177,7 @@ def simulate_block(plan: Plan, block: int) -> Block:
     if whole.all():
         return Block(arrays, Counter())
     reasons = Counter(Status(s).name.lower().replace("_", " ") for s in status[~whole])
-    return Block({name: values[whole] for name, values in arrays.items()}, reasons)
+    return Block({name: values[whole] for name, values in arrays.items()}, reasons, error)
 
 
 @dataclass(frozen=True)
@@ -185,6 +187,7 @@ class FamilyRollout:
     features: np.ndarray  # [n, arms, horizon, features]
     status: np.ndarray  # [n], the worst of a family's branches
     continuation: np.ndarray  # [n, arms or 1, horizon − 1], candidate actions
+    error: str  # that one of them raised, or nothing
 
 
 def roll_open_loop(
@@ -212,7 +215,8 @@ def roll_open_loop(
         final=False,
     )
     features = result.features.reshape(num, num_arms, *result.features.shape[1:])
-    return FamilyRollout(features, _worst(result.status, num), continuation[:, None])
+    status = _worst(result.status, num)
+    return FamilyRollout(features, status, continuation[:, None], result.error)
 
 
 def roll_closed_loop(
@@ -238,7 +242,7 @@ def roll_closed_loop(
     rows = np.repeat(np.arange(num), num_arms)
     states, noise, uniforms = take(states, rows), noise[rows], uniforms[rows]
     action, chosen, features = arms.ravel(), [], []
-    status = np.zeros(len(rows), dtype=np.int8)
+    status, error = np.zeros(len(rows), dtype=np.int8), ""
     for t in range(plan.recipe.horizon):
         if t > 0:
             seen = states
@@ -249,11 +253,14 @@ def roll_closed_loop(
             chosen.append(action)
         result = plan.native.step(states, plan.world.candidate_actions[action], noise[:, t])
         features.append(result.features[:, 0])
+        error = error or result.error
         status = np.where(status == Status.OK, result.status, status)
         states = _replaced(result.states, states, result.status != Status.OK)
     stacked = np.stack(features, axis=1).reshape(num, num_arms, plan.recipe.horizon, -1)
     continuation = np.array(chosen, dtype=int).reshape(-1, len(rows)).T
-    return FamilyRollout(stacked, _worst(status, num), continuation.reshape(num, num_arms, -1))
+    return FamilyRollout(
+        stacked, _worst(status, num), continuation.reshape(num, num_arms, -1), error
+    )
 
 
 def _policy_actions(plan: Plan, observations: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
@@ -276,13 +283,13 @@ def stream(seed: int, block: int, purpose: int) -> np.random.Generator:
 
 def _initial_states(
     world: World, recipe: Recipe, block: int, num: int
-) -> tuple[States, np.ndarray]:
-    """States after a random number of random controls, and whether they got there."""
+) -> tuple[States, np.ndarray, str]:
+    """States after a random number of random controls, whether they got there, what was raised."""
     states = world.reset(num, stream(recipe.seed, block, _RESET))
-    status = np.zeros(num, dtype=np.int8)
+    status, error = np.zeros(num, dtype=np.int8), ""
     least, most = recipe.warmup or (0, 0)
     if most == 0:  # a user's sampler need not know what no steps are
-        return states, status
+        return states, status, error
     rng = stream(recipe.seed, block, _WARMUP)
     lengths = rng.integers(least, most + 1, size=num)
     if world.continuous and np.isfinite([world.control_low, world.control_high]).all():
@@ -294,19 +301,19 @@ def _initial_states(
         ]
     try:
         noise = world.sample_noise(num, most, rng)
-    except ValueError as error:
-        raise ValueError(f"a warmup of up to {most} steps: {error}") from error
+    except ValueError as problem:
+        raise ValueError(f"a warmup of up to {most} steps: {problem}") from problem
     groups, order = [], []
     for length in np.unique(lengths):
         rows = np.flatnonzero(lengths == length)
         group = take(states, rows)
         if length > 0:
             result = world.rollout(group, controls[rows, :length], noise[rows, :length])
-            status[rows] = result.status
+            status[rows], error = result.status, error or result.error
             group = _replaced(result.states, group, result.status != Status.OK)
         groups.append(group)
         order.append(rows)
-    return take(concatenate(groups), np.argsort(np.concatenate(order))), status
+    return take(concatenate(groups), np.argsort(np.concatenate(order))), status, error
 
 
 def _draw_arms(plan: Plan, rng: np.random.Generator, num: int) -> np.ndarray:
@@ -338,3 +345,8 @@ def _worst(status: np.ndarray, num: int) -> np.ndarray:
 def dropped(blocks: Sequence[Block]) -> Counter[str]:
     """Families of some blocks that were dropped, counted by reason."""
     return sum((block.dropped for block in blocks), Counter())
+
+
+def first_error(blocks: Sequence[Block]) -> str:
+    """What the first family that was dropped for it raised, or nothing."""
+    return next((block.error for block in blocks if block.error), "")

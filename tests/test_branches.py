@@ -11,6 +11,9 @@ from cqm.branches import Recipe, combine, discounted
 from cqm.worlds.function import FunctionWorld
 from cqm.worlds.nuisance import Nuisance, NuisanceWorld
 
+# Worlds that fail are what is tested here; test_collection.py has the warning.
+pytestmark = pytest.mark.filterwarnings("ignore::cqm.collection.DroppedWarning")
+
 ACTIONS = [[0.0, 0.0], [1.0, 0.0], [0.0, -1.0]]
 
 
@@ -310,7 +313,7 @@ def test_combine_joins_sets_of_different_seeds(tmp_path):
     assert combined.dropped == dict(sum((Counter(b.dropped) for b in sets), Counter()))
     combined.verify()
     np.testing.assert_array_equal(combined[290:310].outcomes, combined.outcomes[290:310])
-    assert "seeds 1, 2, 3)" in repr(combined[:9])
+    assert "seeds 1, 2, 3; dropped" in repr(combined[:9])
     again = combine([combine(sets[:2]), sets[2]])
     assert again.manifest == combined.manifest
 
@@ -507,6 +510,7 @@ def test_a_set_may_lose_all_its_families(tmp_path):
         branches = collect(mixed(world), states=300, warmup=(0, 0), out=out)
         assert len(branches) == 0
         assert branches.dropped == {"not finite": 300}
+        assert repr(branches).endswith("seed 0; dropped in collecting: 300 not finite)")
         assert branches.outcomes.shape == (0, 1, 3, 10)
         assert branches.observations.shape == (0, 6)
         assert branches.arms.shape == (0, 3)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import cqm
+from cqm import collection
 from cqm.cli import main
 
 
@@ -29,6 +30,15 @@ def test_collect_then_audit(tmp_path, capsys):
     assert "stored families replay bit for bit" in capsys.readouterr().out
     assert main(["audit", str(out), "--json"]) == 0
     assert all(f["passed"] for f in json.loads(capsys.readouterr().out)["checks"])
+
+
+def test_collect_says_once_what_was_dropped(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(collection, "_MANY_DROPPED", -1.0)  # so that any set is warned of
+    monkeypatch.setattr(cqm.Branches, "dropped", {"raised": 7})
+    assert main(["collect", "cartpole-swingup", "--states", "20", "--out", str(tmp_path)]) == 0
+    printed = capsys.readouterr()
+    assert printed.out.count("7 raised") == 1
+    assert "dropped" not in printed.err
 
 
 def test_recipe_fields_are_flags(tmp_path):

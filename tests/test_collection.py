@@ -11,6 +11,8 @@ import pytest
 
 import cqm
 from cqm import collection
+from cqm.collection import DroppedWarning
+from cqm.simulation import stream
 from cqm.worlds.function import FunctionWorld
 from cqm.worlds.nuisance import Nuisance, NuisanceWorld
 
@@ -57,6 +59,39 @@ def test_collecting_where_the_system_does_not_say_which_cores_are_ours(monkeypat
     assert len(collect(plane_world(), states=5, threads=None)) == 5
 
 
+def fragile_step(x, u, e):
+    """Raises for one row in ten, whichever rows it is given together with."""
+    if (x[:, 0] > 1.28).any():
+        raise RuntimeError("the shelf broke")
+    return x
+
+
+def still_states(num, rng):
+    return np.clip(rng.standard_normal((num, 2)), -9.0, 1.0 if num == 3 else 9.0)
+
+
+def test_many_dropped_families_are_told_with_their_reasons(tmp_path):
+    world = plane_world(step=fragile_step, initial=still_states)
+    lost = int((still_states(256, stream(0, 0, 0))[:, 0] > 1.28).sum())
+    message = f"{lost} of 256 families of 'plane' were dropped: {lost} raised"
+    raised = "; one raised RuntimeError('the shelf broke')"
+    for out in (None, tmp_path):
+        with pytest.warns(DroppedWarning) as caught:
+            collect(world, out, states=256, warmup=(0, 2))
+        assert [str(warning.message) for warning in caught] == [message + raised]
+        assert caught[0].filename == __file__
+    with pytest.warns(DroppedWarning) as caught:
+        collect(world, tmp_path, states=256, warmup=(0, 2))  # which is there already
+    assert [str(warning.message) for warning in caught] == [message]
+
+
+def test_few_dropped_families_are_only_counted(monkeypatch):
+    world = plane_world(step=fragile_step, initial=still_states)
+    monkeypatch.setattr(collection, "_MANY_DROPPED", 0.3)
+    branches = collect(world, states=256)  # warnings are errors
+    assert 0 < branches.dropped["raised"] < 0.3 * 256
+
+
 @pytest.mark.parametrize("make_world", [mixed_world, swingup_world], ids=lambda fn: fn.__name__)
 def test_bytes_do_not_depend_on_threads_or_tasks(tmp_path, monkeypatch, make_world):
     world, settings = make_world(), dict(states=1500, horizon=4, draws=2, warmup=(0, 4), seed=5)
@@ -92,6 +127,8 @@ def test_bytes_do_not_depend_on_the_process(tmp_path, small_shards):
 import sys
 import cqm
 from cqm import collection
+from cqm.collection import DroppedWarning
+from cqm.simulation import stream
 collection._SHARD_BYTES = 0
 world = cqm.load_world("cartpole-swingup", nuisance=6, seed=2)
 cqm.collect(world, states=600, horizon=3, out=sys.argv[1], threads=2)
@@ -132,6 +169,8 @@ import json, os, random, signal, sys, time
 from pathlib import Path
 import cqm
 from cqm import collection
+from cqm.collection import DroppedWarning
+from cqm.simulation import stream
 
 collection._SHARD_BYTES = 0
 directory, kills_wanted = Path(sys.argv[1]), int(sys.argv[2])
@@ -208,6 +247,8 @@ from pathlib import Path
 import numpy as np
 import cqm
 from cqm import collection
+from cqm.collection import DroppedWarning
+from cqm.simulation import stream
 from cqm.worlds.function import FunctionWorld
 from cqm.worlds.nuisance import Nuisance, NuisanceWorld
 

@@ -189,6 +189,7 @@ def test_a_user_function_that_raises_drops_its_row_alone():
     states["state"][2, 0] = 1e6
     result = world.rollout(states, controls, noise)
     assert np.flatnonzero(result.status).tolist() == [2]
+    assert (sound.error, result.error) == ("", "RuntimeError('too large for me')")
     rest = [0, 1, 3, 4, 5, 6]
     np.testing.assert_array_equal(result.features[rest], sound.features[rest])
 

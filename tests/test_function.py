@@ -299,6 +299,7 @@ def test_rows_that_raise_are_isolated():
     rolled = world.rollout(states, controls, noise)
     others = np.setdiff1d(np.arange(300), bad)
     assert rolled.status[bad].tolist() == [Status.RAISED] * 2
+    assert (clean.error, rolled.error) == ("", "RuntimeError('overflow of the tank')")
     assert np.all(np.isnan(rolled.features[bad]))
     assert np.all(rolled.status[others] == Status.OK)
     np.testing.assert_array_equal(rolled.features[others], clean.features[others])

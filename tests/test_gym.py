@@ -356,6 +356,7 @@ def test_a_failed_branch_leaves_the_others_alone():
     noise = world.sample_noise(3, 5, np.random.default_rng(1))
     rollout = world.rollout(states, controls, noise)
     assert rollout.status.tolist() == [Status.OK, Status.RAISED, Status.NOT_FINITE]
+    assert rollout.error == "RuntimeError('broken')"
     assert np.all(np.isfinite(rollout.features[0]))
     assert np.array_equal(rollout.features[1:, :2], rollout.features[[0, 0], :2])
     assert np.all(np.isnan(rollout.features[1:, 2:]))

@@ -354,6 +354,19 @@ def test_candidate_actions_are_checked(native):
             load_task("reacher-easy", candidate_actions=actions, native=native)
 
 
+def test_what_a_tasks_code_raises_is_kept(monkeypatch):
+    world = load_task("reacher-easy", native=False)
+    states = world.reset(2, np.random.default_rng(0))
+
+    def raising(physics):
+        raise RuntimeError("no such finger")
+
+    monkeypatch.setattr(world._environment.get().task, "after_step", raising)
+    rolled = world.rollout(states, np.zeros((2, 3, 2)), np.empty((2, 3, 0)), final=False)
+    assert rolled.status.tolist() == [Status.RAISED] * 2
+    assert rolled.error == "RuntimeError('no such finger')"
+
+
 def test_an_unknown_task_is_told_what_there_is():
     with pytest.raises(ValueError, match=r"unknown suite task .reacher-medium.; available: .*easy"):
         load_task("reacher-medium")

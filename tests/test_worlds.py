@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import pickle
 import threading
@@ -107,11 +108,11 @@ def restless():
     return changed(observe=observe)
 
 
-def failing():
+def failing(error=""):
     def rollout(self, states, controls, noise, *, final=True):
         result = Toy.rollout(self, states, controls, noise, final=final)
         result.status[:2] = Status.DIVERGED
-        return result
+        return dataclasses.replace(result, error=error)
 
     return changed(rollout=rollout)
 
@@ -171,6 +172,8 @@ def test_a_sound_world_passes_every_check():
             "features have shape (6, 5, 1), expected (6, 5, 2)",
         ),
         (failing(), "runs", "2 of 6 branches failed"),
+        (failing("no ink"), "runs", "2 of 6 branches failed; one raised no ink"),
+        (NuisanceWorld(failing("no ink")), "runs", "2 of 6 branches failed; one raised no ink"),
         (exploding(), "runs", "raised OSError: the licence has expired"),
         (
             after_rollout(lambda features, final: np.where(features > 1, np.nan, features)),

@@ -42,6 +42,7 @@ class Rollout:
     features: np.ndarray  # [n, horizon, features]; unspecified where the status is not OK
     status: np.ndarray  # [n], of Status
     states: States  # after the last step; empty where they were not asked for
+    error: str = ""  # what the first branch that RAISED did raise, to show somebody
 
 
 class World(abc.ABC):
@@ -284,7 +285,8 @@ def check_world(world: World, *, num: int = 6, horizon: int = 5, seed: int = 0) 
         if original.features.shape != expected:
             return f"features have shape {original.features.shape}, expected {expected}"
         if np.any(original.status != Status.OK):
-            return f"{np.sum(original.status != Status.OK)} of {num} branches failed"
+            failed = f"{np.sum(original.status != Status.OK)} of {num} branches failed"
+            return f"{failed}; one raised {original.error}" if original.error else failed
         if not np.all(np.isfinite(original.features)):
             return "features are not finite although every branch reports success"
         observations = world.observe(states)

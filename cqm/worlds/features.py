@@ -142,13 +142,15 @@ class ExpandedWorld(World):
     ) -> Rollout:
         """Roll the native world forward and expand its features."""
         result = self.native.rollout(states, controls, noise, final=final)
+        error = result.error
         try:
             features = self.expand(result.features)
-        except Exception:  # in a user's function; the rows that it fails on are lost, not all
+        except Exception as problem:  # in a user's function; only the rows it fails on are lost
+            error = error or repr(problem)
             features = np.concatenate([self._or_nan(row[None]) for row in result.features])
         status = result.status.copy()
         status[(status == Status.OK) & ~np.isfinite(features).all(axis=(1, 2))] = Status.NOT_FINITE
-        return Rollout(features, status, result.states)
+        return Rollout(features, status, result.states, error)
 
     def _or_nan(self, features: np.ndarray) -> np.ndarray:
         with contextlib.suppress(Exception):

@@ -6,10 +6,8 @@ weather or arrivals come from outside, whether sampled or recorded.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -27,7 +25,6 @@ InitialFn = Callable[[int, np.random.Generator], State]  # num, rng
 ExogenousFn = Callable[[int, int, np.random.Generator], Any]  # num, horizon, rng -> [n, horizon, e]
 
 _JAX_STEPS = 16
-_logger = logging.getLogger(__name__)
 
 
 class FunctionWorld(World):
@@ -162,6 +159,7 @@ class FunctionWorld(World):
         features = np.full((num, horizon, len(self.feature_names)), np.nan)
         status = np.full(num, Status.RAISED, np.int8)
         after = {name: values.copy() for name, values in states.items()} if final else {}
+        errors: list[str] = []
 
         def roll(rows: np.ndarray, filled: np.ndarray) -> None:
             last, block, finite = self._run(take(states, filled), controls[filled], noise[filled])
@@ -173,12 +171,13 @@ class FunctionWorld(World):
         for rows, filled in self._blocks(num):
             try:
                 roll(rows, filled)
-            except Exception as error:
-                _logger.info("%s raised %r; trying %d rows one by one", self.name, error, len(rows))
+            except Exception:  # a user's function may raise anything; only its own rows are lost
                 for row in rows:
-                    with contextlib.suppress(Exception):
+                    try:
                         roll(row[None], np.full(self.block_size, row))
-        return Rollout(features, status, after)
+                    except Exception as error:
+                        errors.append(repr(error))
+        return Rollout(features, status, after, next(iter(errors), ""))
 
     def identity(self) -> dict[str, Any]:
         """Name, functions, actions, bounds, trace and versions, JSON-able."""

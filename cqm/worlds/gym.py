@@ -6,7 +6,6 @@ construction.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -22,7 +21,6 @@ from cqm.worlds.cloning import MEANS, Env, InPlace, Row, simulation, stack, step
 from cqm.worlds.function import qualified_name
 
 _DIVERGENCES = [int(getattr(mujoco.mjtWarning, f"mjWARN_BAD{q}")) for q in ("QPOS", "QVEL", "QACC")]
-_logger = logging.getLogger(__name__)
 
 
 class GymWorld(World):
@@ -121,16 +119,15 @@ class GymWorld(World):
             )
         actions, seeds = self._actions(controls), noise[:, :, 0].astype(np.uint32)
         features = np.full((num, horizon, len(self.feature_names)), np.nan)
-        status, rows = np.full(num, Status.RAISED), unstack(states)
+        status, rows, errors = np.full(num, Status.RAISED), unstack(states), []
         for i, row in enumerate(rows):
             try:
                 status[i], rows[i] = self._branch(row, actions[i], seeds[i], features[i], final)
             except Exception as error:  # environments raise anything, and the others go on
-                _logger.info("%s raised %r", self.name, error)
+                errors.append(repr(error))
                 rows[i] = _failed(row)
-        if not final:
-            return Rollout(features, status, {})
-        return Rollout(features, status, stack(rows) if rows else dict(states))
+        after = (stack(rows) if rows else dict(states)) if final else {}
+        return Rollout(features, status, after, next(iter(errors), ""))
 
     def store(self, states: States) -> dict[str, np.ndarray]:
         """The states without environments, which `restore` makes again."""

@@ -113,7 +113,7 @@ class NuisanceWorld(World):
         path = self.nuisance.path(states["nuisance"], noise[..., split:].astype(np.float32))
         features = self.mix(path, result.features, self.feature_mixing)
         after = {**result.states, "nuisance": path[:, -1]} if final else {}
-        return Rollout(features, result.status, after)
+        return Rollout(features, result.status, after, result.error)
 
     def store(self, states: States) -> dict[str, np.ndarray]:
         """What the native world stores, and the nuisance."""

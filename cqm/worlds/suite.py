@@ -156,7 +156,7 @@ class TaskWorld(World):
         num, horizon = controls.shape[:2]
         features = np.full((num, horizon, len(self.feature_names)), np.nan)
         status = np.zeros(num, dtype=np.int8)
-        after = []
+        after, errors = [], []
         for i in range(num):
             self._set(environment, {key: values[i] for key, values in states.items()})
             try:
@@ -167,15 +167,15 @@ class TaskWorld(World):
                     features[i, t] = _flat(environment.task.get_observation(environment.physics))
             except control.PhysicsError:
                 status[i] = Status.DIVERGED
-            except Exception:  # a task's own code may raise anything; the other states go on
+            except Exception as error:  # a task's own code may raise anything; the others go on
                 status[i] = Status.RAISED
+                errors.append(repr(error))
             if status[i] == Status.OK and not np.isfinite(features[i]).all():
                 status[i] = Status.NOT_FINITE
             if final:
                 after.append(self._capture(environment, features[i, -1]))
-        return Rollout(
-            features, status, {key: np.stack([s[key] for s in after]) for key in states if final}
-        )
+        reached = {key: np.stack([s[key] for s in after]) for key in states if final}
+        return Rollout(features, status, reached, next(iter(errors), ""))
 
     def identity(self) -> dict[str, Any]:
         """Name, parameters and versions."""
