@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+import cqm
+from cqm.models.settings import EffectSettings
 from cqm.worlds import load_world, reload_world
 from cqm.worlds.base import Status, check_world, concatenate, take
 from cqm.worlds.gym import GymWorld
@@ -397,6 +399,19 @@ def test_a_world_is_loaded_again_by_its_identity(name, actions):
     stored = json.loads(json.dumps(identity))
     assert reload_world(stored).identity() == stored == identity
     assert actions in (None, identity["candidate_actions"])
+
+
+def test_the_default_warmup_ends_some_episodes_of_an_environment_that_terminates():
+    """As docs/branching.md says, with the figures there."""
+    settings = {"states": 512, "horizon": 3, "per_step": True, "threads": 1}
+    branches = cqm.collect(load_world("CartPole-v1"), **settings)
+    ended = branches.observations[:, -1] == 1
+    assert ended.mean() == pytest.approx(0.18, abs=0.04)
+    assert (branches.effects()[ended] == 0).all()
+    shorter = cqm.collect(load_world("CartPole-v1"), warmup=(0, 8), **settings)
+    assert shorter.observations[:, -1].mean() < 0.005
+    with pytest.raises(ValueError, match="'unrolled' needs a world without noise of its own"):
+        EffectSettings(method="unrolled").chosen_method(branches)
 
 
 def test_a_world_made_by_a_function_is_not_loaded_by_its_name():
