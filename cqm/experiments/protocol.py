@@ -151,7 +151,7 @@ def preset(name: str) -> Protocol:
                 Stage(first, SEEDS),
                 Stage(("default",), SEEDS),
                 Stage((*conditioned, *ranks), SEEDS[:3]),
-                Stage(("world-ensemble", "world-ensemble+effect"), SEEDS[:3]),
+                Stage(("world-ensemble",), SEEDS[:3]),
             ),
         )
     if name == "quick":

@@ -113,13 +113,10 @@ def _benchmark(results: Results) -> list[Table]:
             results,
             "ensemble",
             "Beyond the paper, a stronger absolute world model",
-            (
-                *("world", "cqm", "world-ensemble"),
-                *(m for m in ("cqm+effect", "world-ensemble+effect") if m in results.methods),
-            ),
+            ("world", "cqm", "world-ensemble"),
             ("accuracy", "regret", "effect_nmse", "absolute_nmse", "ceiling_share"),
             "A full-rank probabilistic ensemble that predicts the future itself, beside the "
-            "paper's world model and its effect model, on raw and on conditioned input.",
+            "paper's world model and its effect model.",
         ),
     ]
 
