@@ -9,11 +9,15 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
 from cqm.branches import Branches, Recipe
+
+if TYPE_CHECKING:
+    from cqm.models.effect import EffectModel
+    from cqm.models.logged import LogEstimator
 
 _Name = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="WORLD")]
 _Directory = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")]
@@ -162,8 +166,8 @@ class Fit:
     """Held-out branches with 16 draws or more, from which answers get their certificates."""
     paper: bool = False
     """The paper's model: raw input, rank 8, width 128, 4,000 updates."""
-    width: int = 256
-    """Of the hidden layers."""
+    width: int | None = None
+    """Of the hidden layers; 256 by default."""
     members: int = 1
     """Networks of an ensemble."""
     seed: int = 0
@@ -171,27 +175,29 @@ class Fit:
 
     def run(self) -> int:
         """Fit, save, and say what came out."""
-        from cqm.models.effect import EffectModel
-
-        if self.estimator != "branched" or (self.directory / "logs.json").exists():
-            return self._run_logs()
-        if self.paper:
-            if (self.width, self.members) != (Fit.width, Fit.members):
-                raise ValueError("--paper fixes the width and the members; leave them out")
-            model = EffectModel.paper(seed=self.seed)
-        else:
-            model = EffectModel(width=self.width, members=self.members, seed=self.seed)
-        model.fit(Branches.open(self.directory), directory=self.out, show_progress=True)
+        logged = self.estimator != "branched" or (self.directory / "logs.json").exists()
+        model: EffectModel | LogEstimator = self._fit_logs() if logged else self._fit_branches()
         if self.calibration is not None:
             model.calibrate(Branches.open(self.calibration))
         model.save(self.out)
         print(f"{model.summary()}\nin {self.out}")
         return 0
 
-    def _run_logs(self) -> int:
+    def _fit_branches(self) -> EffectModel:
+        from cqm.models.effect import EffectModel
+
+        if self.paper:
+            if (self.width, self.members) != (Fit.width, Fit.members):
+                raise ValueError("--paper fixes the width and the members; leave them out")
+            model = EffectModel.paper(seed=self.seed)
+        else:
+            width = {} if self.width is None else {"width": self.width}
+            model = EffectModel(members=self.members, seed=self.seed, **width)
+        return model.fit(Branches.open(self.directory), directory=self.out, show_progress=True)
+
+    def _fit_logs(self) -> LogEstimator:
         from cqm.logs import Logs
         from cqm.models.hindsight import HindsightModel
-        from cqm.models.logged import LogEstimator
         from cqm.models.residual import ResidualModel
 
         if self.paper and self.estimator != "branched":
@@ -213,16 +219,10 @@ class Fit:
             "residual": ResidualModel,
             "hindsight": HindsightModel,
         }
-        width = None if self.width == Fit.width else self.width
-        model = kinds[self.estimator](width=width, members=self.members, seed=self.seed)
+        model = kinds[self.estimator](width=self.width, members=self.members, seed=self.seed)
         logs = Logs.load(self.directory)
         print(logs.coverage())
-        model.fit(logs, directory=self.out, show_progress=True)
-        if self.calibration is not None:
-            model.calibrate(Branches.open(self.calibration))
-        model.save(self.out)
-        print(f"{model.summary()}\nin {self.out}")
-        return 0
+        return model.fit(logs, directory=self.out, show_progress=True)
 
 
 @dataclass(frozen=True)

@@ -114,6 +114,8 @@ def test_a_model_of_logs_is_asked_with_a_file_of_states(tmp_path, capsys):
     fit = ["fit", str(tmp_path / "logs"), "--out", str(tmp_path / "model")]
     assert main([*fit, "--estimator", "residual", "--paper"]) == 2
     assert "--paper is the paper's model, which learns from branches" in capsys.readouterr().err
+    assert main([*fit, "--estimator", "residual", "--width", "256"]) == 2
+    assert "width is of a network" in capsys.readouterr().err
     assert main([*fit, "--estimator", "residual"]) == 0
     np.save(tmp_path / "states.npy", states[:3])
     query = ["query", str(tmp_path / "model"), "--reward=2 * yield_"]
