@@ -114,7 +114,9 @@ def norm(f: Array, reference: Reference = None) -> Array:
 
 
 def centered_loss(predicted: Array, outcomes: Array, reference: Reference = None) -> Array:
-    """Mean over states of Σ_a ρ(a) ‖C_ρ predicted − C_ρ outcomes‖² (eq. cqm-loss).
+    """Mean over states of Σ_a ρ(a) ‖C_ρ predicted − C_ρ outcomes‖².
+
+    For the uniform reference it is eq. cqm-loss, which weighs all actions alike.
 
     >>> float(centered_loss([[0.0], [2.0]], [[5.0], [9.0]]))
     1.0
