@@ -129,8 +129,7 @@ class Branches:
 
     def __repr__(self) -> str:
         recipe, seeds = self.recipe, self.manifest.get("combined_seeds")
-        reasons = ", ".join(f"{count:,} {why}" for why, count in self.dropped.items())
-        dropped = f"; dropped in collecting: {reasons}" if reasons else ""
+        dropped = f"; dropped in collecting: {self.why_dropped}" if self.dropped else ""
         seed = f"seeds {', '.join(map(str, seeds))}" if seeds else f"seed {recipe.seed}"
         return (
             f"Branches({self.manifest['world']['name']}, {len(self):,} families of "
@@ -199,6 +198,11 @@ class Branches:
     def dropped(self) -> dict[str, int]:
         """Families that were dropped, counted by reason."""
         return dict(sum((Counter(shard.dropped) for shard in self._shards), Counter()))
+
+    @property
+    def why_dropped(self) -> str:
+        """The same in words; empty if none was."""
+        return ", ".join(f"{count:,} {why}" for why, count in self.dropped.items())
 
     @property
     def nuisance(self) -> Mapping[str, Any] | None:

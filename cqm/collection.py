@@ -101,11 +101,10 @@ def _warned(branches: Branches, error: str) -> Branches:
     lost = sum(branches.dropped.values())
     total = lost + len(branches)
     if lost > _MANY_DROPPED * total:
-        reasons = ", ".join(f"{count:,} {why}" for why, count in branches.dropped.items())
         example = f"; one raised {textwrap.shorten(error, 300)}" if error else ""
         warnings.warn(
             f"{lost:,} of {total:,} families of {branches.manifest['world']['name']!r} were "
-            f"dropped: {reasons}{example}",
+            f"dropped: {branches.why_dropped}{example}",
             DroppedWarning,
             stacklevel=3,
         )

@@ -339,9 +339,7 @@ class Logs:
             raise storage.DamagedFileError(
                 f"{path} is damaged: its checksum is wrong; save the logs again"
             )
-        with storage.open_arrays(path) as file:
-            metadata = file.metadata() or {}
-            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        arrays, metadata = storage.read_arrays(path)
         if metadata.get("description") != _digest(config):
             raise storage.DamagedFileError(
                 f"{directory / CONFIG} was changed, or {path.name} belongs to other logs; save "

@@ -259,9 +259,7 @@ def read_mixing(directory: Path, manifest: Mapping[str, Any]) -> dict[str, np.nd
         ) from error
     if not path.exists() or storage.sha256(path) != entry["sha256"]:
         raise DamagedFileError(f"{path} is missing or damaged; {_REPAIR}")
-    with storage.open_arrays(path) as file:
-        names = file.keys()
-        return {name: file.get_tensor(name) for name in names}
+    return storage.read_arrays(path)[0]
 
 
 def differences(old: Any, new: Any, *, ignore: Sequence[str] = (), path: str = "") -> str:

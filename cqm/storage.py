@@ -163,6 +163,13 @@ def open_arrays(path: str | Path) -> Iterator[Any]:
         raise DamagedFileError(f"{path} is not a complete safetensors file ({error})") from error
 
 
+def read_arrays(path: str | Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    """All arrays of a safetensors file, and its metadata."""
+    with open_arrays(path) as file:
+        names = file.keys()
+        return {name: file.get_tensor(name) for name in names}, file.metadata() or {}
+
+
 def sha256(path: str | Path) -> str:
     """The SHA-256 of a file's content."""
     with open(path, "rb") as file:

@@ -20,7 +20,7 @@ from cqm.decisions import advantage
 from cqm.experiments import metrics
 from cqm.experiments.protocol import DOMAINS, preset
 from cqm.experiments.records import COLUMNS, write_csv
-from cqm.experiments.run import begin
+from cqm.experiments.run import begin, keep_failures
 from cqm.experiments.workers import run_side_by_side
 from cqm.logs import Logs, draw_rows
 from cqm.models.effect import EffectModel
@@ -191,9 +191,7 @@ def reproduce_logs(
             if problem is not None:
                 failed.append({**setting, "error": problem})
             advance(1)
-    # Of earlier calls too, as long as the setting is not done.
-    others = [f for f in run["failed"] if {k: f[k] for k in f if k != "error"} not in settings]
-    write_json(out / RUN, {**run, "failed": [*others, *failed]})
+    keep_failures(out / RUN, run, settings, failed)
     write_records(out)
     return [f"{' '.join(map(str, list(f.values())[:-1]))}: {f['error']}" for f in failed]
 

@@ -77,11 +77,8 @@ def reproduce(
             if problem is not None:
                 failed.append((job, problem))
             advance(1)
-    # Of earlier calls too, as long as the job is not done.
-    earlier = {Job(f["domain"], f["seed"], f["method"]): f["error"] for f in run["failed"]}
-    known = {**{job: e for job, e in earlier.items() if job not in jobs}, **dict(failed)}
-    run["failed"] = [{**asdict(job), "error": problem} for job, problem in known.items()]
-    storage.write_json(out / RUN, run)
+    tried = [asdict(job) for job in jobs]
+    keep_failures(out / RUN, run, tried, [{**asdict(job), "error": e} for job, e in failed])
     write_records(out)
     if missing:
         _write_times(out, missing, physics, time.monotonic() - started, len(cores))
@@ -134,6 +131,17 @@ def begin(path: Path, fixed: Mapping[str, Any], other: Mapping[str, Any]) -> dic
     path.parent.mkdir(parents=True, exist_ok=True)
     storage.write_json(path, run)
     return run
+
+
+def keep_failures(
+    path: Path,
+    run: Mapping[str, Any],
+    tried: Sequence[Mapping[str, Any]],
+    failed: Sequence[Mapping[str, Any]],
+) -> None:
+    """Write what failed into a run's file, of earlier calls too, but for what was tried again."""
+    earlier = [f for f in run["failed"] if {k: f[k] for k in f if k != "error"} not in tried]
+    storage.write_json(path, {**run, "failed": [*earlier, *failed]})
 
 
 def _collect(

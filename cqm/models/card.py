@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -76,7 +77,7 @@ def _scores(calibration: Calibration | None, feature_names: Sequence[str]) -> li
         f"{calibration.noise_floor:.4g}, the share of a draw that is noise",
     ]
     errors = dict(zip(feature_names, calibration.feature_errors, strict=False))
-    told = sorted((name for name in errors if errors[name] == errors[name]), key=errors.__getitem__)
+    told = sorted((name for name in errors if not math.isnan(errors[name])), key=errors.__getitem__)
     if len(told) > 1:
         least, most = (f"{errors[name]:.4g} ({name})" for name in (told[0], told[-1]))
         lines.append(

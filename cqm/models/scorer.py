@@ -121,9 +121,7 @@ def read_model_arrays(directory: Path, config: Mapping) -> dict[str, np.ndarray]
         raise storage.DamagedFileError(
             f"{path} is damaged: its checksum is wrong; save the model again"
         )
-    with storage.open_arrays(path) as file:
-        names = file.keys()
-        return {name: file.get_tensor(name) for name in names}
+    return storage.read_arrays(path)[0]
 
 
 def _silu(x: np.ndarray) -> np.ndarray:

@@ -311,15 +311,12 @@ class _Files:
             return 0, [], [], state
         arrays, static = eqx.partition(state, eqx.is_array)
         leaves, structure = jax.tree.flatten(arrays)
-        with storage.open_arrays(self.checkpoint) as file:
-            metadata = file.metadata()
-            if json.loads(metadata["training"]) != self.settings:
-                raise ValueError(
-                    f"{self.checkpoint} is of another training or other data; "
-                    "remove it or choose another directory"
-                )
-            names = file.keys()
-            values = {name: file.get_tensor(name) for name in names}
+        values, metadata = storage.read_arrays(self.checkpoint)
+        if json.loads(metadata["training"]) != self.settings:
+            raise ValueError(
+                f"{self.checkpoint} is of another training or other data; "
+                "remove it or choose another directory"
+            )
         if storage.sha256_arrays(values) != metadata.get("sha256"):
             raise storage.DamagedFileError(
                 f"{self.checkpoint} is damaged: its checksum is wrong; remove it to start again"

@@ -207,6 +207,21 @@ def checked_actions(
     return actions
 
 
+def candidate_actions(
+    given: npt.ArrayLike | None,
+    low: np.ndarray,
+    high: np.ndarray,
+    *,
+    name: str,
+    seed: int,
+    continuous: bool = True,
+) -> np.ndarray:
+    """The candidate actions that a user gave, checked, or else the paper's for the control box."""
+    if given is None:
+        return prototype_actions(low, high, name=name, seed=seed)
+    return checked_actions(given, low, high, continuous=continuous)
+
+
 @dataclass(frozen=True)
 class Check:
     """One line of a report."""

@@ -169,9 +169,9 @@ class GymWorld(World):
         low, high = self.control_low, self.control_high
         if given is None and not self.continuous:
             return np.arange(low[0], high[0] + 1)[:, None]
-        if given is None:
-            return base.prototype_actions(low, high, name=self.name, seed=self.seed)
-        return base.checked_actions(given, low, high, continuous=self.continuous)
+        return base.candidate_actions(
+            given, low, high, name=self.name, seed=self.seed, continuous=self.continuous
+        )
 
     def _actions(self, controls: np.ndarray) -> np.ndarray:
         """Controls `[n, horizon, controls]` as what the environment's `step` takes."""

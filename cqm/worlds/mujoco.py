@@ -19,15 +19,8 @@ import numpy as np
 import numpy.typing as npt
 from mujoco.rollout import Rollout as NativeRollout
 
-from cqm.worlds.base import (
-    PerThread,
-    Rollout,
-    States,
-    Status,
-    World,
-    checked_actions,
-    prototype_actions,
-)
+from cqm.worlds import base
+from cqm.worlds.base import PerThread, Rollout, States, Status, World
 from cqm.worlds.function import qualified_name
 
 Extras = dict[str, np.ndarray]
@@ -98,11 +91,9 @@ class MujocoWorld(World):
             observation_names = _state_names(model)
         self.observation_names = self.feature_names = tuple(observation_names)
         self.control_low, self.control_high = control_bounds(model)
-        low, high = self.control_low, self.control_high
-        if candidate_actions is None:
-            self.candidate_actions = prototype_actions(low, high, name=self.name, seed=seed)
-        else:
-            self.candidate_actions = checked_actions(candidate_actions, low, high)
+        self.candidate_actions = base.candidate_actions(
+            candidate_actions, self.control_low, self.control_high, name=self.name, seed=seed
+        )
         self._num_full = mujoco.mj_stateSize(model, _FULL)
         self._simulator = PerThread(self._make_simulator)
 

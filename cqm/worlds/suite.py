@@ -27,15 +27,8 @@ from dm_control import suite
 from dm_control.mujoco.wrapper import MjModel
 from dm_control.rl import control
 
-from cqm.worlds.base import (
-    PerThread,
-    Rollout,
-    States,
-    Status,
-    World,
-    checked_actions,
-    prototype_actions,
-)
+from cqm.worlds import base
+from cqm.worlds.base import PerThread, Rollout, States, Status, World
 from cqm.worlds.mujoco import Extras, InitialFn, MujocoWorld, ObservationFn
 
 # MuJoCo will drop an attribute that dm_control's own model files use; nobody here can act on that.
@@ -128,11 +121,9 @@ class TaskWorld(World):
         )
         spec = environment.action_spec()
         self.control_low, self.control_high = spec.minimum, spec.maximum
-        low, high = self.control_low, self.control_high
-        if candidate_actions is None:
-            self.candidate_actions = prototype_actions(low, high, name=name, seed=seed)
-        else:
-            self.candidate_actions = checked_actions(candidate_actions, low, high)
+        self.candidate_actions = base.candidate_actions(
+            candidate_actions, self.control_low, self.control_high, name=name, seed=seed
+        )
 
     def reset(self, num: int, rng: np.random.Generator) -> States:
         """Draw `num` initial states with the task's own code."""
