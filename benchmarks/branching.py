@@ -34,7 +34,7 @@ from dm_control import suite
 from mujoco.rollout import Rollout
 
 import cqm
-from cqm.worlds.base import num_states, take
+from cqm.worlds.contract import num_states, take
 from cqm.worlds.nuisance import Nuisance, NuisanceWorld
 from cqm.worlds.suite import SuiteWorld
 

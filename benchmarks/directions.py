@@ -23,12 +23,12 @@ import tyro
 
 import cqm
 from benchmarks.branching import write_csv
-from cqm.branches import Branches
+from cqm.branches.dataset import Branches
 from cqm.decisions import advantage
-from cqm.experiments.baselines import METHODS, Lesson, Predictor
+from cqm.experiments.methods import METHODS, Lesson, Predictor
 from cqm.experiments.metrics import accuracy, ceilings, correlation, normalised_regret
 from cqm.experiments.protocol import DOMAINS, PAPER, Job, Protocol, preset
-from cqm.experiments.run import job_directory
+from cqm.experiments.runner import job_directory
 from cqm.worlds.nuisance import NuisanceWorld
 
 

@@ -17,8 +17,8 @@ import tyro
 
 import cqm
 from benchmarks.branching import write_csv
+from cqm.experiments.job import do_job
 from cqm.experiments.protocol import Job, preset
-from cqm.experiments.scoring import do_job
 from cqm.worlds.suite import load_task
 
 

@@ -20,7 +20,7 @@ import numpy as np
 import tyro
 
 from benchmarks.branching import write_csv
-from cqm.logs import Logs, draw_rows
+from cqm.logs.dataset import Logs, draw_rows
 from cqm.models.residual import ResidualModel
 
 PEER = """

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from cqm.branches import Branches, Recipe
+from cqm.branches.dataset import Branches, Recipe
 
 if TYPE_CHECKING:
     from cqm.models.effect import EffectModel
-    from cqm.models.logged import LogEstimator
+    from cqm.models.log_estimator import LogEstimator
 
 _Name = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="WORLD")]
 _Directory = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")]
@@ -105,7 +105,7 @@ class Collect:
 
     def run(self) -> int:
         """Collect, and say what there is."""
-        from cqm.collection import DroppedWarning, collect
+        from cqm.branches.collect import DroppedWarning, collect
         from cqm.worlds import load_world
 
         world = load_world(self.world, nuisance=self.nuisance, seed=self.mixing_seed)
@@ -141,7 +141,7 @@ class Audit:
 
     def run(self) -> int:
         """Print the certificate; 1 where a check failed."""
-        from cqm.coupling import audit
+        from cqm.branches.audit import audit
 
         certificate = audit(Branches.open(self.directory), families=self.families, seed=self.seed)
         print(json.dumps(asdict(certificate), indent=2) if self.json else certificate)
@@ -196,7 +196,7 @@ class Fit:
         return model.fit(Branches.open(self.directory), directory=self.out, show_progress=True)
 
     def _fit_logs(self) -> LogEstimator:
-        from cqm.logs import Logs
+        from cqm.logs.dataset import Logs
         from cqm.models.hindsight import HindsightModel
         from cqm.models.residual import ResidualModel
 
@@ -328,7 +328,7 @@ class Reproduce:
     def run(self) -> int:
         """Run what is not done yet, and say where the report is; 1 where a job failed."""
         from cqm.experiments.protocol import preset
-        from cqm.experiments.run import reproduce
+        from cqm.experiments.runner import reproduce
 
         protocol = preset(self.preset).restricted(self.domains, self.seeds, self.methods)
         out = self.out or Path("runs") / self.preset
@@ -344,7 +344,7 @@ class Reproduce:
         return 1 if problems else 0
 
     def _study_logs(self, protocol: Any, out: Path, command: str) -> list[str]:
-        from cqm.experiments.logs_study import STUDIES, reproduce_logs
+        from cqm.experiments.studies.logs import STUDIES, reproduce_logs
 
         if self.methods is not None:
             raise ValueError("--study logs compares its own estimators; leave out --methods")
@@ -370,7 +370,8 @@ class Report:
 
     def run(self) -> int:
         """Write them, and print a summary and where the report is."""
-        from cqm.experiments import logs_study, run
+        from cqm.experiments import runner as run
+        from cqm.experiments.studies import logs as logs_study
 
         run.write_records(self.directory)
         logs_study.write_records(self.directory)
@@ -381,7 +382,7 @@ class Report:
 def _write_report(directory: Path) -> None:
     """Tables, figures and page from the records of a run."""
     from cqm.experiments import figures, tables
-    from cqm.report import write_report
+    from cqm.experiments.report import write_report
 
     tables.write_tables(directory)
     figures.write_figures(directory)

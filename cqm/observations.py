@@ -20,7 +20,7 @@ ARRAY = "observations"  # its name in a safetensors file
 
 def choose_observations(states: int | Path, model: Any, world: Any, seed: int) -> np.ndarray:
     """Observations `[n, observations]` for a model: so many of its world, or those of a file."""
-    from cqm.collection import collect
+    from cqm.branches.collect import collect
 
     if isinstance(states, Path):
         observations = read_observations(states, model.observation_names)

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from cqm import bounds
-from cqm.worlds.base import World
+from cqm.worlds.contract import World
 from cqm.worlds.features import sample_events, varies
 from cqm.worlds.nuisance import NuisanceWorld
 

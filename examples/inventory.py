@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from cqm.worlds.base import check_world, take
+from cqm.worlds.contract import check_world, take
 from cqm.worlds.function import FunctionWorld
 
 PRODUCTS = ("bread", "milk", "fruit", "fish")

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from cqm.experiments import records, tables
+from cqm.experiments import results as records
+from cqm.experiments import tables
 from cqm.experiments.protocol import preset
 from cqm.storage import encode_json, read_json
 

@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cqm.bounds import combined_regret, total_mass
-from cqm.branches import discounted
-from cqm.collection import collect
+from cqm.branches.collect import collect
+from cqm.branches.dataset import discounted
 from cqm.queries import ProjectionError, Query, project
 from cqm.worlds import load_world
-from cqm.worlds.base import take
+from cqm.worlds.contract import take
 from cqm.worlds.features import ExpandedWorld, Products, RandomFourier, Squares, sample_events
 from cqm.worlds.function import FunctionWorld
 from cqm.worlds.nuisance import Nuisance, NuisanceWorld

@@ -1,0 +1,5 @@
+"""Branches: simulate them, collect them, keep them, audit them."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -15,10 +15,9 @@ import numpy as np
 from scipy import stats
 
 from cqm import storage
-from cqm.branches import BLOCK, Branches, discounted
-from cqm.collection import plan_collection
-from cqm.quotient import center
-from cqm.simulation import (
+from cqm.branches.collect import plan_collection
+from cqm.branches.dataset import BLOCK, Branches, discounted
+from cqm.branches.simulate import (
     Plan,
     Policy,
     draw_actions,
@@ -26,9 +25,10 @@ from cqm.simulation import (
     roll_open_loop,
     simulate_block,
 )
+from cqm.quotient import center
 from cqm.storage import DamagedFileError
 from cqm.worlds import reload_world
-from cqm.worlds.base import Check, Report, World, stored_identity, take
+from cqm.worlds.contract import Check, Report, World, stored_identity, take
 
 AUDIT = "audit.json"
 _FALSE_ALARMS = 5e-7  # a right set fails a statistical check about once in two million

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from cqm.shards import encode_shard
-from cqm.simulation import Plan, dropped, first_error, simulate_block
+from cqm.branches.shards import encode_shard
+from cqm.branches.simulate import Plan, dropped, first_error, simulate_block
 
 _RETRIES = 3
 

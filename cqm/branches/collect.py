@@ -18,12 +18,13 @@ from typing import Any
 
 import numpy as np
 
-from cqm import shards, storage
-from cqm.branches import BLOCK, Branches, Recipe
+from cqm import storage
+from cqm.branches import shards
+from cqm.branches.dataset import BLOCK, Branches, Recipe
+from cqm.branches.simulate import Block, Plan, Policy, dropped, first_error, simulate_block
 from cqm.progress import Advance, progress
 from cqm.quotient import ComparisonGraph
-from cqm.simulation import Block, Plan, Policy, dropped, first_error, simulate_block
-from cqm.worlds.base import World, concatenate
+from cqm.worlds.contract import World, concatenate
 
 _SHARD_BYTES = 32 * 2**20
 _MANY_DROPPED = 0.01  # share of the families
@@ -80,7 +81,7 @@ def collect(
         f"collecting {world.name}", planned, unit="states", show=show_progress
     ) as advance:
         if cluster is not None:
-            from cqm.cluster import encoded_shards
+            from cqm.branches.cluster import encoded_shards
 
             for index, shard in encoded_shards(plan, missing, digest, cluster):
                 shards.write_shard(

@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from cqm import shards as shard_files
+from cqm.branches import shards as shard_files
+from cqm.branches.shards import Shard
 from cqm.quotient import Reference, center
-from cqm.shards import Shard
 from cqm.worlds.nuisance import mix
 
 BLOCK = 256  # states that share one set of random streams; reading mixes in the same unit

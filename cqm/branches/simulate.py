@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 import cqm
-from cqm import shards
-from cqm.branches import BLOCK, Recipe, discounted
-from cqm.worlds.base import States, Status, World, concatenate, stored_identity, take
+from cqm.branches import shards
+from cqm.branches.dataset import BLOCK, Recipe, discounted
+from cqm.worlds.contract import States, Status, World, concatenate, stored_identity, take
 from cqm.worlds.nuisance import Nuisance, NuisanceWorld
 
 _RESET, _WARMUP, _CONTINUATION, _NOISE, _NUISANCE, _ARMS = range(6)  # purposes of random streams

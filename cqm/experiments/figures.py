@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap, to_rgb
 from matplotlib.ticker import LogLocator, MaxNLocator
 
-from cqm.experiments import paper
+from cqm.experiments import published as paper
 from cqm.experiments.drawing import (
     COLOURS,
     INK,
@@ -23,9 +23,9 @@ from cqm.experiments.drawing import (
     mark_line,
     plain,
 )
-from cqm.experiments.ordinary import ordinary_figures
-from cqm.experiments.records import Results, Row, load
-from cqm.experiments.scores import best, difference, domain_title, score, title_of, titles_of
+from cqm.experiments.measures import best, difference, domain_title, score, title_of, titles_of
+from cqm.experiments.results import Results, Row, load
+from cqm.experiments.studies.logs_views import ordinary_figures
 from cqm.storage import write_pieces
 
 RANK = 8

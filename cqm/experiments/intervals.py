@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from scipy.special import stdtrit
 
-from cqm.experiments.paper import Published
+from cqm.experiments.published import Published
 
 INTERVALS = ("normal", "student")
 """1.96 standard errors, as in the paper, and Student-t, which fits so few seeds better."""

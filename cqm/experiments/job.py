@@ -12,13 +12,13 @@ import jax
 import numpy as np
 
 from cqm import storage
-from cqm.branches import Branches
+from cqm.branches.dataset import Branches
 from cqm.decisions import advantage
 from cqm.experiments import metrics
-from cqm.experiments.baselines import METHODS, Lesson, Predictor
+from cqm.experiments.methods import METHODS, Lesson, Predictor
 from cqm.experiments.protocol import Job, Protocol
-from cqm.experiments.records import SCORES
-from cqm.models.conditioning import Conditioning
+from cqm.experiments.results import SCORES
+from cqm.models.preprocessing import Conditioning
 from cqm.quotient import center
 from cqm.worlds import reload_world
 from cqm.worlds.nuisance import NuisanceWorld

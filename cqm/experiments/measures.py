@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from cqm.experiments import paper
-from cqm.experiments.estimates import Estimate, compare, estimate
-from cqm.experiments.paper import Published
-from cqm.experiments.records import Results
+from cqm.experiments import published as paper
+from cqm.experiments.intervals import Estimate, compare, estimate
+from cqm.experiments.published import Published
+from cqm.experiments.results import Results
 
 TITLES = {
     **paper.METHODS,

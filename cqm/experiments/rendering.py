@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from cqm.experiments.estimates import Estimate
-from cqm.experiments.records import Row
+from cqm.experiments.intervals import Estimate
+from cqm.experiments.results import Row
 
 MARKS = {"": "", "agrees": "≈", "better": "▲", "worse": "▼"}
 _LATEX_MARKS = {

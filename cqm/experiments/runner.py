@@ -23,12 +23,12 @@ from typing import Any
 
 import cqm
 from cqm import storage
-from cqm.branches import Branches
-from cqm.collection import available_cores, collect
-from cqm.experiments import records
+from cqm.branches.collect import available_cores, collect
+from cqm.branches.dataset import Branches
+from cqm.experiments import results as records
+from cqm.experiments.measures import CONDITIONINGS
 from cqm.experiments.metrics import ceiling_share
 from cqm.experiments.protocol import DOMAINS, PAPER, Job, Protocol
-from cqm.experiments.scores import CONDITIONINGS
 from cqm.experiments.workers import run_side_by_side
 from cqm.progress import progress
 from cqm.worlds import load_world
@@ -91,7 +91,7 @@ def job_directory(out: Path, job: Job) -> Path:
 
 
 def _check_methods(protocol: Protocol) -> None:
-    from cqm.experiments.baselines import METHODS, OWN_INPUT
+    from cqm.experiments.methods import METHODS, OWN_INPUT
 
     takers = [method for method in METHODS if method not in OWN_INPUT]
     conditioned = {f"{method}+{kind}" for method in takers for kind in CONDITIONINGS}
@@ -159,7 +159,7 @@ def _collect(
 
 def _do_job(task: tuple[str, Protocol, Job]) -> None:
     """In a process of its own: fit, score, and keep the record."""
-    from cqm.experiments.scoring import do_job
+    from cqm.experiments.job import do_job
 
     out, protocol, job = Path(task[0]), task[1], task[2]
     directory = job_directory(out, job)

@@ -6,11 +6,9 @@ import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from cqm.experiments import paper
-from cqm.experiments.estimates import INTERVALS, Estimate
-from cqm.experiments.ordinary import ordinary_tables
-from cqm.experiments.records import Results, Row, load, write_csv
-from cqm.experiments.scores import (
+from cqm.experiments import published as paper
+from cqm.experiments.intervals import INTERVALS, Estimate
+from cqm.experiments.measures import (
     CONDITIONINGS,
     MEASURES,
     PUBLISHED,
@@ -25,7 +23,7 @@ from cqm.experiments.scores import (
     score,
     title_of,
 )
-from cqm.experiments.typeset import (
+from cqm.experiments.rendering import (
     MARKS,
     Cell,
     Table,
@@ -35,6 +33,8 @@ from cqm.experiments.typeset import (
     number,
     with_interval,
 )
+from cqm.experiments.results import Results, Row, load, write_csv
+from cqm.experiments.studies.logs_views import ordinary_tables
 from cqm.storage import write_pieces
 
 _RULE = (

@@ -19,9 +19,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from cqm import storage
-from cqm.branches import Branches, Recipe, discounted
-from cqm.coverage import Coverage, measure_coverage
-from cqm.log_checks import (
+from cqm.branches.dataset import Branches, Recipe, discounted
+from cqm.logs.coverage import Coverage, measure_coverage
+from cqm.logs.validate import (
     check_candidates,
     check_law,
     check_propensities,
@@ -202,15 +202,15 @@ class Logs:
 
     @classmethod
     def from_minari(cls, dataset: Any, **settings: Any) -> Logs:
-        """Logs from a Minari data set, or from the name of a local one; see `cqm.recording`."""
-        from cqm.recording import from_minari
+        """Logs from a Minari data set, or from the name of a local one; see `cqm.logs.sources`."""
+        from cqm.logs.sources import from_minari
 
         return from_minari(dataset, **settings)
 
     @classmethod
     def from_gymnasium(cls, env: Any, **settings: Any) -> Logs:
-        """Logs recorded from a Gymnasium environment; see `cqm.recording`."""
-        from cqm.recording import from_gymnasium
+        """Logs recorded from a Gymnasium environment; see `cqm.logs.sources`."""
+        from cqm.logs.sources import from_gymnasium
 
         return from_gymnasium(env, **settings)
 

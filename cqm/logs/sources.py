@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from cqm.logs import Logs, draw_rows
-from cqm.worlds.base import World
+from cqm.logs.dataset import Logs, draw_rows
+from cqm.worlds.contract import World
 
 PATIENCE = 100  # episodes in a row without a window, after which recording gives up
 BehaviourFn = Callable[[np.ndarray], np.ndarray]  # an observation [d] -> probabilities [actions]

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 if TYPE_CHECKING:
-    from cqm.logs import Logs
+    from cqm.logs.dataset import Logs
 
 MAX_ACTIONS = 2**15  # which are as many as the numbers on disk can tell apart
 

@@ -19,24 +19,24 @@ from jax import Array
 
 import cqm
 from cqm import storage
-from cqm.branches import Branches, Recipe
+from cqm.branches.dataset import Branches, Recipe
+from cqm.branches.simulate import draw_actions
 from cqm.decisions import Calibration
 from cqm.models.card import write_card
-from cqm.models.conditioning import (
+from cqm.models.estimator import Estimator
+from cqm.models.network import Network, named_arrays, with_arrays
+from cqm.models.preprocessing import (
     Coordinates,
     input_coordinates,
     output_basis,
     step_coordinates,
 )
-from cqm.models.estimator import Estimator
-from cqm.models.network import Network, named_arrays, with_arrays
 from cqm.models.scorer import CONFIG, MODEL, Scorer, check_observations, read_model_arrays
 from cqm.models.settings import EffectSettings
-from cqm.models.streaming import RowsFn, open_source
+from cqm.models.stream import RowsFn, open_source
 from cqm.models.training import Source, Training, Validation, by_member, train
-from cqm.models.unrolled import Transition, single_step_loss, step_spread, unrolled_loss
+from cqm.models.transition import Transition, single_step_loss, step_spread, unrolled_loss
 from cqm.quotient import ComparisonGraph, as_reference, center, edge_loss
-from cqm.simulation import draw_actions
 
 CARD = "card.md"
 TRAINING = Training(updates=8_000, batch_size=64, learning_rate=5e-4, schedule="cosine")

@@ -10,10 +10,10 @@ from typing import Any, Self
 import numpy as np
 
 from cqm import decisions, storage
-from cqm.branches import Branches, Recipe
+from cqm.branches.dataset import Branches, Recipe
+from cqm.branches.shards import differences
 from cqm.queries import Query
 from cqm.quotient import contrast
-from cqm.shards import differences
 
 
 class Estimator(abc.ABC):

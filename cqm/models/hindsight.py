@@ -21,11 +21,11 @@ import numpy as np
 from jax import Array
 
 from cqm.bounds import total_mass
-from cqm.logs import Logs
-from cqm.models.conditioning import Coordinates
-from cqm.models.logged import WIDTH, LogEstimator, LogSettings, check_cells, identity_of
+from cqm.logs.dataset import Logs
+from cqm.models.log_estimator import WIDTH, LogEstimator, LogSettings, check_cells, identity_of
 from cqm.models.predictors import Classifier, Predictor, TablePredictor, WavePredictor
-from cqm.models.regression import (
+from cqm.models.preprocessing import Coordinates
+from cqm.models.ridge import (
     Table,
     Waves,
     fold_numbers,

@@ -21,15 +21,15 @@ from jax import Array
 
 import cqm
 from cqm import storage
-from cqm.branches import Recipe
+from cqm.branches.dataset import Recipe
 from cqm.decisions import Calibration
-from cqm.logs import Logs
-from cqm.models.conditioning import Coordinates, input_coordinates
-from cqm.models.directions import Directions, visible_log_directions
+from cqm.logs.dataset import Logs
 from cqm.models.estimator import Estimator
 from cqm.models.predictors import Classifier, Predictor, restore_predictor
-from cqm.models.regression import Table, Waves, fold_numbers, mean_by, ridge
+from cqm.models.preprocessing import Coordinates, input_coordinates
+from cqm.models.ridge import Table, Waves, fold_numbers, mean_by, ridge
 from cqm.models.scorer import CONFIG, MODEL, check_observations, read_model_arrays
+from cqm.models.subspace import Directions, visible_log_directions
 from cqm.models.training import Training, by_member, train
 from cqm.quotient import as_reference, center
 

@@ -17,13 +17,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from cqm.logs import Logs
-from cqm.models.conditioning import step_coordinates
-from cqm.models.logged import WIDTH, LogEstimator, fit_classifier
+from cqm.branches.simulate import draw_actions
+from cqm.logs.dataset import Logs
+from cqm.models.log_estimator import WIDTH, LogEstimator, fit_classifier
 from cqm.models.predictors import UnrolledPredictor
+from cqm.models.preprocessing import step_coordinates
 from cqm.models.training import Training
-from cqm.models.unrolled import Transition, before_steps, single_step_loss, step_spread
-from cqm.simulation import draw_actions
+from cqm.models.transition import Transition, before_steps, single_step_loss, step_spread
 
 
 def fit_steps(

@@ -15,10 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from cqm.models.conditioning import Coordinates
 from cqm.models.network import Linear, named_arrays, with_arrays
-from cqm.models.regression import Table, Waves
-from cqm.models.unrolled import Transition
+from cqm.models.preprocessing import Coordinates
+from cqm.models.ridge import Table, Waves
+from cqm.models.transition import Transition
 from cqm.quotient import center
 
 Arrays = dict[str, np.ndarray]

@@ -13,13 +13,12 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from cqm.logs import Logs
-from cqm.models.conditioning import Coordinates
-from cqm.models.directions import Directions, later_regressors
-from cqm.models.logged import LogEstimator, LogSettings, check_cells
-from cqm.models.logged_steps import fit_steps
+from cqm.logs.dataset import Logs
+from cqm.models.log_estimator import LogEstimator, LogSettings, check_cells
+from cqm.models.log_steps import fit_steps
 from cqm.models.predictors import Predictor, TablePredictor, WavePredictor
-from cqm.models.regression import (
+from cqm.models.preprocessing import Coordinates
+from cqm.models.ridge import (
     Table,
     Waves,
     inverse_root,
@@ -27,6 +26,7 @@ from cqm.models.regression import (
     ridge,
     shrunk_covariance,
 )
+from cqm.models.subspace import Directions, later_regressors
 from cqm.quotient import center
 
 Method = Literal["direct", "steps", "tabular"]

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cqm.logs import Logs
-from cqm.models.conditioning import input_coordinates
-from cqm.models.directions import later_regressors, visible_log_directions
+from cqm.logs.dataset import Logs
 from cqm.models.estimator import Estimator
-from cqm.models.logged import estimated_propensities
-from cqm.models.regression import Waves, fold_numbers, ridge
+from cqm.models.log_estimator import estimated_propensities
+from cqm.models.preprocessing import input_coordinates
+from cqm.models.ridge import Waves, fold_numbers, ridge
+from cqm.models.subspace import later_regressors, visible_log_directions
 from cqm.quotient import center
 
 _WAVES = 64

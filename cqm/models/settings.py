@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from cqm.branches import Branches
-from cqm.models.conditioning import Conditioning
+from cqm.branches.dataset import Branches
+from cqm.models.preprocessing import Conditioning
 from cqm.models.training import Training
 from cqm.quotient import ComparisonGraph
 
@@ -44,7 +44,7 @@ class EffectSettings:
     """Chunks of updates without a better validation loss after which training stops."""
     memory_gb: float = 2.0
     """Gigabytes that the rows to learn from may take; a larger set is read from its shards window
-    by window, see `cqm.models.streaming`."""
+    by window, see `cqm.models.stream`."""
     seed: int = 0
     """Of the initial networks, the fresh continuations and, by default, the batches."""
 

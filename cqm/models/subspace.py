@@ -18,8 +18,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.linalg import null_space
 
-from cqm.logs import Logs
-from cqm.models.regression import Waves
+from cqm.logs.dataset import Logs
+from cqm.models.ridge import Waves
 
 _CHUNK = 8192
 _UNPREDICTABLE = 0.01  # share of a direction's variance; below it the direction is carried along

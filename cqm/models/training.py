@@ -23,7 +23,7 @@ import optax
 from jax import Array
 
 from cqm import storage
-from cqm.models.metrics import Metrics
+from cqm.models.training_log import Metrics
 from cqm.progress import progress
 
 Model = TypeVar("Model", bound=eqx.Module)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from cqm.worlds.base import (
+from cqm.worlds.contract import (
     Report,
     Rollout,
     States,

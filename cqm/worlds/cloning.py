@@ -23,7 +23,7 @@ import gymnasium
 import mujoco
 import numpy as np
 
-from cqm.worlds.base import PerThread, States, num_states
+from cqm.worlds.contract import PerThread, States, num_states
 
 Env = gymnasium.Env[Any, Any]
 Row = dict[str, Any]  # one state: a row of each of the states' arrays

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from cqm.worlds.base import Rollout, States, Status, World, num_states, take
+from cqm.worlds.contract import Rollout, States, Status, World, num_states, take
 from cqm.worlds.function import qualified_name
 from cqm.worlds.nuisance import NuisanceWorld
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cqm.worlds.base import Rollout, States, Status, World, checked_actions, num_states, take
+from cqm.worlds.contract import Rollout, States, Status, World, checked_actions, num_states, take
 
 # What the user's functions see: an array [n, ...] or a dict of arrays with that leading axis.
 State = Any
@@ -382,7 +382,7 @@ def qualified_name(fn: Any) -> str:
     """Where a function is defined; of a callable object, its class.
 
     >>> qualified_name(functools.partial(take, rows=0))
-    'cqm.worlds.base.take'
+    'cqm.worlds.contract.take'
     """
     fn = fn.func if isinstance(fn, functools.partial) else fn
     named = fn if hasattr(fn, "__qualname__") else type(fn)

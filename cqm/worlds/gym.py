@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces, wrappers
 
-from cqm.worlds import base
-from cqm.worlds.base import Rollout, States, Status, World
+from cqm.worlds import contract as base
 from cqm.worlds.cloning import MEANS, Env, InPlace, Row, simulation, stack, step, unstack
+from cqm.worlds.contract import Rollout, States, Status, World
 from cqm.worlds.function import qualified_name
 
 _DIVERGENCES = [int(getattr(mujoco.mjtWarning, f"mjWARN_BAD{q}")) for q in ("QPOS", "QVEL", "QACC")]

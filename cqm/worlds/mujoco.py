@@ -19,8 +19,8 @@ import numpy as np
 import numpy.typing as npt
 from mujoco.rollout import Rollout as NativeRollout
 
-from cqm.worlds import base
-from cqm.worlds.base import PerThread, Rollout, States, Status, World
+from cqm.worlds import contract as base
+from cqm.worlds.contract import PerThread, Rollout, States, Status, World
 from cqm.worlds.function import qualified_name
 
 Extras = dict[str, np.ndarray]

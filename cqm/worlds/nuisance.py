@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from cqm.worlds.base import Rollout, States, World
+from cqm.worlds.contract import Rollout, States, World
 
 _BLOCK = 256  # rows of a matrix product, whose rounding depends on their number
 

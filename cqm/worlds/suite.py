@@ -27,8 +27,8 @@ from dm_control import suite
 from dm_control.mujoco.wrapper import MjModel
 from dm_control.rl import control
 
-from cqm.worlds import base
-from cqm.worlds.base import PerThread, Rollout, States, Status, World
+from cqm.worlds import contract as base
+from cqm.worlds.contract import PerThread, Rollout, States, Status, World
 from cqm.worlds.mujoco import Extras, InitialFn, MujocoWorld, ObservationFn
 
 # MuJoCo will drop an attribute that dm_control's own model files use; nobody here can act on that.

@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 
 import cqm
-from cqm import coupling, shards, storage
+from cqm import storage
+from cqm.branches import shards
+from cqm.branches.dataset import audit as coupling
 from cqm.worlds.function import FunctionWorld
 from cqm.worlds.nuisance import Nuisance, NuisanceWorld
 

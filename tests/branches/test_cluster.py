@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import cqm
-from cqm import collection
+from cqm.branches import collect as collection
 from cqm.worlds.function import FunctionWorld
 from cqm.worlds.nuisance import Nuisance, NuisanceWorld
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import cqm
-from cqm import collection
-from cqm.collection import DroppedWarning
-from cqm.simulation import stream
+from cqm.branches import collect as collection
+from cqm.branches.collect import DroppedWarning
+from cqm.branches.simulate import stream
 from cqm.worlds.function import FunctionWorld
 from cqm.worlds.nuisance import Nuisance, NuisanceWorld
 
@@ -126,9 +126,9 @@ def test_bytes_do_not_depend_on_the_process(tmp_path, small_shards):
     code = """
 import sys
 import cqm
-from cqm import collection
-from cqm.collection import DroppedWarning
-from cqm.simulation import stream
+from cqm.branches import collect as collection
+from cqm.branches.collect import DroppedWarning
+from cqm.branches.simulate import stream
 collection._SHARD_BYTES = 0
 world = cqm.load_world("cartpole-swingup", nuisance=6, seed=2)
 cqm.collect(world, states=600, horizon=3, out=sys.argv[1], threads=2)
@@ -168,9 +168,9 @@ KILLER = """
 import json, os, random, signal, sys, time
 from pathlib import Path
 import cqm
-from cqm import collection
-from cqm.collection import DroppedWarning
-from cqm.simulation import stream
+from cqm.branches import collect as collection
+from cqm.branches.collect import DroppedWarning
+from cqm.branches.simulate import stream
 
 collection._SHARD_BYTES = 0
 directory, kills_wanted = Path(sys.argv[1]), int(sys.argv[2])
@@ -246,9 +246,9 @@ import itertools, os, signal, sys
 from pathlib import Path
 import numpy as np
 import cqm
-from cqm import collection
-from cqm.collection import DroppedWarning
-from cqm.simulation import stream
+from cqm.branches import collect as collection
+from cqm.branches.collect import DroppedWarning
+from cqm.branches.simulate import stream
 from cqm.worlds.function import FunctionWorld
 from cqm.worlds.nuisance import Nuisance, NuisanceWorld
 

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 import cqm
-from cqm import collection
-from cqm.branches import Recipe, combine, discounted
+from cqm.branches import collect as collection
+from cqm.branches.dataset import Recipe, combine, discounted
 from cqm.worlds.function import FunctionWorld
 from cqm.worlds.nuisance import Nuisance, NuisanceWorld
 
 # Worlds that fail are what is tested here; test_collection.py has the warning.
-pytestmark = pytest.mark.filterwarnings("ignore::cqm.collection.DroppedWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::cqm.branches.collect.DroppedWarning")
 
 ACTIONS = [[0.0, 0.0], [1.0, 0.0], [0.0, -1.0]]
 

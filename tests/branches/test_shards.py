@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 import cqm
-from cqm import collection, shards, storage
+from cqm import storage
+from cqm.branches import collect as collection
+from cqm.branches import shards
 from cqm.storage import DamagedFileError
 from cqm.worlds.function import FunctionWorld
 from cqm.worlds.nuisance import Nuisance, NuisanceWorld

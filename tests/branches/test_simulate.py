@@ -5,15 +5,15 @@ import numpy as np
 import pytest
 
 import cqm
-from cqm.branches import Recipe
-from cqm.collection import plan_collection
-from cqm.simulation import Policy, draw_actions, simulate_block, stream
-from cqm.worlds.base import Rollout, Status, World, num_states
+from cqm.branches.collect import plan_collection
+from cqm.branches.dataset import Recipe
+from cqm.branches.simulate import Policy, draw_actions, simulate_block, stream
+from cqm.worlds.contract import Rollout, Status, World, num_states
 from cqm.worlds.function import FunctionWorld
 from cqm.worlds.nuisance import Nuisance, NuisanceWorld
 
 # Worlds that fail are what is tested here; test_collection.py has the warning.
-pytestmark = pytest.mark.filterwarnings("ignore::cqm.collection.DroppedWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::cqm.branches.collect.DroppedWarning")
 
 ACTIONS = [[0.0, 0.0], [1.0, 0.5], [-0.5, -1.0]]
 

@@ -6,10 +6,10 @@ from xml.etree import ElementTree
 import matplotlib
 import numpy as np
 import pytest
-from synthetic_run import write_run
+from support.synthetic_run import write_run
 
 from cqm.experiments import figures
-from cqm.experiments.records import COLUMNS, load, write_csv
+from cqm.experiments.results import COLUMNS, load, write_csv
 
 DOMAINS = ("reacher-easy", "walker-walk")
 NAMES = [

@@ -5,11 +5,11 @@ import shutil
 from dataclasses import replace
 
 import pytest
-from synthetic_run import log_rows, write_run
+from support.synthetic_run import log_rows, write_run
 
 from cqm.cli import main
-from cqm.experiments.ordinary import ordinary_figures, ordinary_tables, ordinary_verdict
-from cqm.experiments.records import COLUMNS, Results, load, write_csv
+from cqm.experiments.results import COLUMNS, Results, load, write_csv
+from cqm.experiments.studies.logs_views import ordinary_figures, ordinary_tables, ordinary_verdict
 from cqm.storage import read_json
 
 

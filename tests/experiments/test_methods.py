@@ -9,10 +9,10 @@ import pytest
 
 import cqm
 from cqm.decisions import ties
-from cqm.experiments.baselines import METHODS, Lesson, base
-from cqm.experiments.baselines.cocoa import contributed
-from cqm.experiments.baselines.transitions import Transitions
-from cqm.experiments.baselines.vector import for_action, mean_over_actions
+from cqm.experiments.methods import METHODS, Lesson, base
+from cqm.experiments.methods.cocoa import contributed
+from cqm.experiments.methods.transitions import Transitions
+from cqm.experiments.methods.vector import for_action, mean_over_actions
 from cqm.measures import FiniteMDP, integrate, outcome_posterior, successor_measure
 from cqm.models import effect
 from cqm.models.network import Network, num_parameters

@@ -9,12 +9,12 @@ from html import unescape
 from html.parser import HTMLParser
 
 import pytest
-from synthetic_run import write_run
+from support.synthetic_run import write_run
 
-from cqm.experiments.records import COLUMNS, load, write_csv
-from cqm.report import write_report
-from cqm.report.page import render
-from cqm.report.verdict import cards, verdict
+from cqm.experiments.report import write_report
+from cqm.experiments.report.page import render
+from cqm.experiments.report.verdict import cards, verdict
+from cqm.experiments.results import COLUMNS, load, write_csv
 
 BROWSER = (
     shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

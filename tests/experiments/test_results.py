@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from synthetic_run import write_run
+from support.synthetic_run import write_run
 
-from cqm.experiments.records import COLUMNS, load, read_csv, write_csv
+from cqm.experiments.results import COLUMNS, load, read_csv, write_csv
 from cqm.storage import DamagedFileError
 
 TYPES = {"name": str, "seed": int, "value": float}

@@ -15,11 +15,11 @@ import pytest
 import cqm
 from cqm import storage
 from cqm.cli import main
-from cqm.experiments import records
-from cqm.experiments.baselines import Predictor
+from cqm.experiments import results as records
+from cqm.experiments.job import _scores
+from cqm.experiments.methods import Predictor
 from cqm.experiments.protocol import DOMAINS, PAPER, SEEDS, Job, preset
-from cqm.experiments.run import job_directory, reproduce
-from cqm.experiments.scoring import _scores
+from cqm.experiments.runner import job_directory, reproduce
 
 METHODS = ("cqm", "oracle", "zero", "random")
 SMALL = preset("smoke").restricted(["cartpole-swingup"], None, METHODS)

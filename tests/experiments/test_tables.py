@@ -5,14 +5,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from synthetic_run import write_run
+from support.synthetic_run import write_run
 
-from cqm.experiments import paper, tables
-from cqm.experiments.estimates import Estimate, compare, estimate, factor
-from cqm.experiments.paper import Published
-from cqm.experiments.records import COLUMNS, load, write_csv
-from cqm.experiments.scores import MEASURES, best, difference, ranking, score
-from cqm.experiments.typeset import Cell, Table, latex, markdown, number, with_interval
+from cqm.experiments import published as paper
+from cqm.experiments import tables
+from cqm.experiments.intervals import Estimate, compare, estimate, factor
+from cqm.experiments.measures import MEASURES, best, difference, ranking, score
+from cqm.experiments.published import Published
+from cqm.experiments.rendering import Cell, Table, latex, markdown, number, with_interval
+from cqm.experiments.results import COLUMNS, load, write_csv
 
 NAN = math.nan
 

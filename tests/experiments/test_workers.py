@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cqm.collection import available_cores
+from cqm.branches.collect import available_cores
 from cqm.experiments.workers import run_side_by_side
 
 
@@ -112,7 +112,7 @@ def test_workers_end_when_their_parent_is_killed(tmp_path):
     """Nothing must go on writing into a run that another command may be continuing."""
     code = (
         "from tests.test_workers import hang\n"
-        "from cqm.collection import available_cores\n"
+        "from cqm.branches.collect import available_cores\n"
         "from cqm.experiments.workers import run_side_by_side\n"
         "import sys\n"
         "if __name__ == '__main__':\n"

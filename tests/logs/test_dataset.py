@@ -10,7 +10,7 @@ from gymnasium import spaces
 
 import cqm
 from cqm.cli import main
-from cqm.logs import ARRAYS, CONFIG, Logs
+from cqm.logs.dataset import ARRAYS, CONFIG, Logs
 from cqm.models.residual import ResidualModel
 from cqm.storage import DamagedFileError
 
@@ -421,7 +421,7 @@ def test_a_minari_data_set_trains_a_model_end_to_end(minari_dataset, tmp_path):
 
 
 def test_continuous_actions_need_candidates():
-    from cqm.recording import _candidates, _nearest
+    from cqm.logs.sources import _candidates, _nearest
 
     box = spaces.Box(-1, 1, (2,))
     with pytest.raises(ValueError, match="continuous; give candidate_actions"):

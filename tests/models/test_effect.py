@@ -2,45 +2,21 @@
 
 import numpy as np
 import pytest
+from support.worlds import excess, pendulum_world
 
 import cqm
 from cqm import storage
-from cqm.models.conditioning import input_coordinates, output_basis
 from cqm.models.effect import EffectModel
+from cqm.models.preprocessing import input_coordinates, output_basis
 from cqm.models.scorer import Scorer
 from cqm.models.settings import EffectSettings
 from cqm.models.training import Training
 from cqm.queries import Query
 from cqm.quotient import ComparisonGraph, center
 from cqm.storage import DamagedFileError
-from cqm.worlds.function import FunctionWorld
 from cqm.worlds.nuisance import Nuisance, NuisanceWorld
 
 QUICK = Training(updates=1500, learning_rate=2e-3, schedule="cosine", chunk=500)
-
-
-def pendulum_step(state, action, exogenous):
-    """An angle, a speed and a gain that no action moves but that scales what actions do."""
-    angle, speed, gain = state.T
-    speed = 0.9 * speed - 0.3 * np.sin(angle) + 0.3 * gain * action[:, 0]
-    return np.stack([angle + 0.3 * speed, speed, gain], axis=1)
-
-
-def pendulum_start(num, rng):
-    columns = [rng.uniform(-2, 2, num), rng.normal(0, 0.5, num), rng.uniform(0.5, 1.5, num)]
-    return np.stack(columns, axis=1)
-
-
-def pendulum_world(**changes):
-    settings = {
-        "candidate_actions": [[-1.0], [0.0], [1.0]],
-        "feature_names": ("angle", "speed", "gain"),
-        "observation_names": ("angle", "speed", "gain"),
-        "name": "pendulum",
-    }
-    return FunctionWorld(
-        **{"step": pendulum_step, "initial": pendulum_start, **settings, **changes}
-    )
 
 
 SETTINGS = {"horizon": 6, "warmup": (0, 0)}
@@ -71,15 +47,6 @@ def unrolled(branches):
 @pytest.fixture(scope="module")
 def direct(branches):
     return EffectModel(method="direct", width=64, training=QUICK).fit(branches)
-
-
-def excess(model, held_out):
-    """Error against the expected effect, as a share of its size."""
-    draws = held_out.effects()
-    mean = draws.mean(axis=1)
-    noise = draws.var(axis=1, ddof=1).sum() / draws.shape[1]
-    error = np.sum((model.effect(held_out.observations) - mean) ** 2) - noise
-    return error / (np.sum(mean**2) - noise)
 
 
 def test_both_methods_find_the_expected_effects(direct, unrolled, held_out):

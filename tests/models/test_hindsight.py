@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
-from finite import DISCOUNT, HORIZON, Problem, rotating, slope
-from test_effect import excess, pendulum_world
+from support.finite import DISCOUNT, HORIZON, Problem, rotating, slope
+from support.worlds import excess, pendulum_world
 
 import cqm
-from cqm.logs import Logs
+from cqm.logs.dataset import Logs
 from cqm.measures import effect_measure, integrate, successor_measure
 from cqm.models.hindsight import HindsightModel
 from cqm.models.training import Training

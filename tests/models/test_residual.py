@@ -2,18 +2,18 @@
 
 import numpy as np
 import pytest
-from finite import Problem, rotating, slope
-from test_effect import excess, pendulum_world
+from support.finite import Problem, rotating, slope
+from support.worlds import excess, pendulum_world
 
 import cqm
-from cqm.logs import Logs
+from cqm.branches.simulate import Policy
+from cqm.logs.dataset import Logs
 from cqm.models.estimator import load_model
 from cqm.models.residual import ResidualModel
 from cqm.models.scorer import Scorer
 from cqm.models.training import Training
 from cqm.queries import Query
 from cqm.quotient import center
-from cqm.simulation import Policy
 from cqm.worlds.nuisance import Nuisance, NuisanceWorld
 
 SETTINGS = {"horizon": 6, "warmup": (0, 0)}

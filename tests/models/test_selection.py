@@ -4,19 +4,19 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from synthetic_run import log_rows
-from test_effect import pendulum_world
+from support.synthetic_run import log_rows
+from support.worlds import pendulum_world
 
 import cqm
 from cqm.cli import main
-from cqm.experiments import logs_study
-from cqm.experiments.records import load
-from cqm.logs import Logs
-from cqm.models.directions import visible_log_directions
-from cqm.models.regression import fold_numbers, inverse_root, ridge, shrunk_covariance
+from cqm.experiments.report.page import render
+from cqm.experiments.results import load
+from cqm.experiments.studies import logs as logs_study
+from cqm.logs.dataset import Logs
 from cqm.models.residual import ResidualModel
+from cqm.models.ridge import fold_numbers, inverse_root, ridge, shrunk_covariance
 from cqm.models.selection import held_out_scores
-from cqm.report.page import render
+from cqm.models.subspace import visible_log_directions
 from cqm.worlds.nuisance import Nuisance, NuisanceWorld
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import cqm
 from cqm.models import training as training_module
 from cqm.models.effect import EffectModel
-from cqm.models.streaming import PIECES, Window, open_source
+from cqm.models.stream import PIECES, Window, open_source
 from cqm.models.training import InMemory, Training
 from cqm.worlds.function import FunctionWorld
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cqm.logs import Logs, draw_rows
+from cqm.logs.dataset import Logs, draw_rows
 from cqm.measures import FiniteMDP, effect_measure, project, successor_measure
 
 DISCOUNT, HORIZON = 0.9, 4

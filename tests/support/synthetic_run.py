@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
-from cqm.experiments import paper
-from cqm.experiments.records import COLUMNS, write_csv
+from cqm.experiments import published as paper
+from cqm.experiments.results import COLUMNS, write_csv
 from cqm.storage import write_json
 
 LIMITS = {

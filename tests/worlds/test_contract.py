@@ -9,7 +9,7 @@ import pytest
 
 import cqm
 from cqm.worlds import check_world, load_world
-from cqm.worlds.base import (
+from cqm.worlds.contract import (
     Check,
     PerThread,
     Report,

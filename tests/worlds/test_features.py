@@ -4,10 +4,10 @@ import cloudpickle
 import numpy as np
 import pytest
 
-from cqm.branches import discounted
-from cqm.collection import collect
+from cqm.branches.collect import collect
+from cqm.branches.dataset import discounted
 from cqm.worlds import load_world
-from cqm.worlds.base import Status, check_world, take
+from cqm.worlds.contract import Status, check_world, take
 from cqm.worlds.features import (
     ExpandedWorld,
     Products,

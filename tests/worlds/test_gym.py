@@ -12,7 +12,7 @@ from gymnasium import spaces
 import cqm
 from cqm.models.settings import EffectSettings
 from cqm.worlds import load_world, reload_world
-from cqm.worlds.base import Status, check_world, concatenate, take
+from cqm.worlds.contract import Status, check_world, concatenate, take
 from cqm.worlds.gym import GymWorld
 
 

@@ -6,7 +6,7 @@ import mujoco
 import numpy as np
 import pytest
 
-from cqm.worlds.base import Status, check_world, take
+from cqm.worlds.contract import Status, check_world, take
 from cqm.worlds.mujoco import MujocoWorld, control_bounds
 
 # A ball that may bounce, and an arm whose motor answers late: its activation is part of the state.

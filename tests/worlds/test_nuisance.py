@@ -6,7 +6,7 @@ import pytest
 from gymnasium import spaces
 from scipy import stats
 
-from cqm.worlds.base import Status, check_world, take
+from cqm.worlds.contract import Status, check_world, take
 from cqm.worlds.function import FunctionWorld
 from cqm.worlds.gym import GymWorld
 from cqm.worlds.nuisance import Nuisance, NuisanceWorld, mix

@@ -2,21 +2,21 @@
 
 from collections.abc import Callable
 
-from cqm.experiments.baselines.base import Lesson, Predictor
-from cqm.experiments.baselines.chance import RandomChoice
-from cqm.experiments.baselines.cocoa import Cocoa
-from cqm.experiments.baselines.direct_value import DirectValue
-from cqm.experiments.baselines.oracle import Oracle
-from cqm.experiments.baselines.quotient_model import (
+from cqm.experiments.methods.base import Lesson, Predictor
+from cqm.experiments.methods.chance import RandomChoice
+from cqm.experiments.methods.cocoa import Cocoa
+from cqm.experiments.methods.direct_value import DirectValue
+from cqm.experiments.methods.oracle import Oracle
+from cqm.experiments.methods.quotient_model import (
     DefaultModel,
     FullRankModel,
     QuotientModel,
 )
-from cqm.experiments.baselines.successor_features import SuccessorFeatures
-from cqm.experiments.baselines.task_td import TaskTD
-from cqm.experiments.baselines.world_ensemble import WorldEnsemble
-from cqm.experiments.baselines.world_model import WorldModel
-from cqm.experiments.baselines.zero import ZeroEffect
+from cqm.experiments.methods.successor_features import SuccessorFeatures
+from cqm.experiments.methods.task_td import TaskTD
+from cqm.experiments.methods.world_ensemble import WorldEnsemble
+from cqm.experiments.methods.world_model import WorldModel
+from cqm.experiments.methods.zero import ZeroEffect
 
 METHODS: dict[str, Callable[[Lesson], Predictor]] = {
     "cqm": QuotientModel,

@@ -15,9 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from cqm.branches import Branches
+from cqm.branches.dataset import Branches
 from cqm.decisions import advantage
-from cqm.models.conditioning import Conditioning, Coordinates, input_coordinates, output_basis
+from cqm.models.preprocessing import Conditioning, Coordinates, input_coordinates, output_basis
 from cqm.models.training import Batch, LossFn, Source, Training, by_member, train
 
 _STATISTICS_FAMILIES = 20_000  # as for the effect model: enough for covariances and spans

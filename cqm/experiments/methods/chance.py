@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from cqm.branches import Branches
-from cqm.experiments.baselines.base import Lesson, Predictor
+from cqm.branches.dataset import Branches
+from cqm.experiments.methods.base import Lesson, Predictor
 
 
 class RandomChoice(Predictor):

@@ -30,9 +30,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from cqm.experiments.baselines.base import Inputs, Lesson, fit
-from cqm.experiments.baselines.direct_value import realised_values
-from cqm.experiments.baselines.task_network import (
+from cqm.experiments.methods.base import Inputs, Lesson, fit
+from cqm.experiments.methods.direct_value import realised_values
+from cqm.experiments.methods.task_network import (
     WIDTH,
     TaskNetwork,
     TaskPredictor,

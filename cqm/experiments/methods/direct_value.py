@@ -26,10 +26,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from cqm.branches import Branches
+from cqm.branches.dataset import Branches
 from cqm.decisions import advantage
-from cqm.experiments.baselines.base import Inputs, Lesson, Predictor, by_blocks, fit
-from cqm.experiments.baselines.vector import make_network
+from cqm.experiments.methods.base import Inputs, Lesson, Predictor, by_blocks, fit
+from cqm.experiments.methods.vector import make_network
 from cqm.models.network import Network
 
 RANK = 32  # of the product of code and reward

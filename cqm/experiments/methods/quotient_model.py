@@ -14,8 +14,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from cqm.branches import Branches
-from cqm.experiments.baselines.base import Lesson, Predictor
+from cqm.branches.dataset import Branches
+from cqm.experiments.methods.base import Lesson, Predictor
 from cqm.models.effect import TRAINING, EffectModel
 from cqm.models.training import Training
 

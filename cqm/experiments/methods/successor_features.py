@@ -33,10 +33,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from cqm.branches import Branches
-from cqm.experiments.baselines.base import Inputs, Lesson, Predictor, by_blocks, closed_only, fit
-from cqm.experiments.baselines.transitions import Transitions, of_all_arms
-from cqm.experiments.baselines.vector import for_action, make_network, mean_over_actions
+from cqm.branches.dataset import Branches
+from cqm.experiments.methods.base import Inputs, Lesson, Predictor, by_blocks, closed_only, fit
+from cqm.experiments.methods.transitions import Transitions, of_all_arms
+from cqm.experiments.methods.vector import for_action, make_network, mean_over_actions
 from cqm.models.network import Network
 from cqm.models.training import Training
 

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from cqm.branches import Branches
-from cqm.experiments.baselines.base import Inputs, Lesson, Predictor, by_blocks
+from cqm.branches.dataset import Branches
+from cqm.experiments.methods.base import Inputs, Lesson, Predictor, by_blocks
 from cqm.models.network import Linear, after_first, three_layers
 
 WIDTH, EMBEDDING = 128, 16

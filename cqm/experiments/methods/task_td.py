@@ -31,14 +31,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from cqm.experiments.baselines.base import Inputs, Lesson, closed_only, fit
-from cqm.experiments.baselines.successor_features import td_training
-from cqm.experiments.baselines.task_network import (
+from cqm.experiments.methods.base import Inputs, Lesson, closed_only, fit
+from cqm.experiments.methods.successor_features import td_training
+from cqm.experiments.methods.task_network import (
     TaskNetwork,
     TaskPredictor,
     make_task_network,
 )
-from cqm.experiments.baselines.transitions import Transitions
+from cqm.experiments.methods.transitions import Transitions
 
 
 class TaskTD(TaskPredictor):

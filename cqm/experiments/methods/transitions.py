@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 import jax.numpy as jnp
 import numpy as np
 
-from cqm.branches import BLOCK, Branches
-from cqm.experiments.baselines.base import Lesson
+from cqm.branches.dataset import BLOCK, Branches
+from cqm.experiments.methods.base import Lesson
 from cqm.models.training import Batch, Training
 
 _PIECE = 4 * BLOCK  # families read at once

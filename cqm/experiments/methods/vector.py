@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 from jax import Array
 
-from cqm.experiments.baselines.base import Inputs, Lesson
+from cqm.experiments.methods.base import Inputs, Lesson
 from cqm.models.network import Network, after_first, three_layers
 
 RANK, WIDTH = 8, 128

@@ -20,8 +20,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from cqm.branches import Branches
-from cqm.experiments.baselines.base import (
+from cqm.branches.dataset import Branches
+from cqm.experiments.methods.base import (
     Inputs,
     Lesson,
     Predictor,
@@ -29,10 +29,10 @@ from cqm.experiments.baselines.base import (
     closed_only,
     fit_members,
 )
-from cqm.experiments.baselines.transitions import Transitions, of_all_arms
-from cqm.experiments.baselines.vector import WIDTH, for_action
-from cqm.models.conditioning import Coordinates, input_coordinates
+from cqm.experiments.methods.transitions import Transitions, of_all_arms
+from cqm.experiments.methods.vector import WIDTH, for_action
 from cqm.models.network import Network
+from cqm.models.preprocessing import Coordinates, input_coordinates
 
 MEMBERS = 5
 _LEAST_LOG_VARIANCE, _MOST_LOG_VARIANCE = -8.0, 2.0  # in units of the changes' own variance

@@ -31,10 +31,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from cqm.branches import Branches
-from cqm.experiments.baselines.base import Inputs, Lesson, Predictor, by_blocks, closed_only, fit
-from cqm.experiments.baselines.transitions import first_steps
-from cqm.experiments.baselines.vector import make_network, mean_over_actions
+from cqm.branches.dataset import Branches
+from cqm.experiments.methods.base import Inputs, Lesson, Predictor, by_blocks, closed_only, fit
+from cqm.experiments.methods.transitions import first_steps
+from cqm.experiments.methods.vector import make_network, mean_over_actions
 from cqm.models.network import Network
 
 

@@ -13,12 +13,12 @@ from typing import Any
 
 from cqm.experiments.drawing import Picture
 from cqm.experiments.figures import make_figures
+from cqm.experiments.measures import domain_title, title_of
 from cqm.experiments.protocol import PRESETS, preset
-from cqm.experiments.records import Results, load
-from cqm.experiments.scores import domain_title, title_of
+from cqm.experiments.rendering import MARKS, Cell, Table
+from cqm.experiments.report.verdict import Card, cards, verdict
+from cqm.experiments.results import Results, load
 from cqm.experiments.tables import make_tables
-from cqm.experiments.typeset import MARKS, Cell, Table
-from cqm.report.verdict import Card, cards, verdict
 from cqm.storage import write_pieces
 
 PARTS = ("physics", "compilation", "training", "evaluation", "rest")
@@ -102,7 +102,7 @@ def render(results: Results) -> str:
 
 
 def _asset(name: str) -> str:
-    return files("cqm.report").joinpath(name).read_text(encoding="utf-8")
+    return files("cqm.experiments.report").joinpath(name).read_text(encoding="utf-8")
 
 
 def _extent(results: Results) -> str:

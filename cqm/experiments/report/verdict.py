@@ -7,11 +7,9 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from cqm.experiments import paper
+from cqm.experiments import published as paper
 from cqm.experiments.figures import DIAGNOSED, diagnosis
-from cqm.experiments.ordinary import ordinary_verdict
-from cqm.experiments.records import Results
-from cqm.experiments.scores import (
+from cqm.experiments.measures import (
     MEASURES,
     PUBLISHED,
     against_paper,
@@ -24,7 +22,9 @@ from cqm.experiments.scores import (
     title_of,
     titles_of,
 )
-from cqm.experiments.typeset import number
+from cqm.experiments.rendering import number
+from cqm.experiments.results import Results
+from cqm.experiments.studies.logs_views import ordinary_verdict
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""Studies beyond the benchmark."""

@@ -14,15 +14,16 @@ from typing import Any
 import numpy as np
 
 import cqm
-from cqm.branches import Branches
-from cqm.collection import available_cores
+from cqm.branches.collect import available_cores
+from cqm.branches.dataset import Branches
+from cqm.branches.simulate import Policy
 from cqm.decisions import advantage
 from cqm.experiments import metrics
 from cqm.experiments.protocol import DOMAINS, preset
-from cqm.experiments.records import COLUMNS, write_csv
-from cqm.experiments.run import begin, keep_failures
+from cqm.experiments.results import COLUMNS, write_csv
+from cqm.experiments.runner import begin, keep_failures
 from cqm.experiments.workers import run_side_by_side
-from cqm.logs import Logs, draw_rows
+from cqm.logs.dataset import Logs, draw_rows
 from cqm.models.effect import EffectModel
 from cqm.models.estimator import Estimator
 from cqm.models.hindsight import HindsightModel
@@ -30,9 +31,8 @@ from cqm.models.residual import ResidualModel
 from cqm.models.selection import held_out_scores
 from cqm.models.training import Training
 from cqm.progress import progress
-from cqm.simulation import Policy
 from cqm.storage import read_json, write_json
-from cqm.worlds.base import World
+from cqm.worlds.contract import World
 from cqm.worlds.nuisance import NuisanceWorld
 
 RUN = "logs.json"

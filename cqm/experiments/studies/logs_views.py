@@ -9,10 +9,10 @@ from matplotlib.ticker import LogLocator, NullFormatter
 from scipy import stats
 
 from cqm.experiments.drawing import COLOURS, INK, Picture, drawing, file_name, plain
-from cqm.experiments.estimates import Estimate, estimate
-from cqm.experiments.records import Results, Row
-from cqm.experiments.scores import domain_title
-from cqm.experiments.typeset import Cell, Table, estimate_cell, number
+from cqm.experiments.intervals import Estimate, estimate
+from cqm.experiments.measures import domain_title
+from cqm.experiments.rendering import Cell, Table, estimate_cell, number
+from cqm.experiments.results import Results, Row
 
 TITLES = {
     "branched": "Branched",

@@ -1,0 +1,33 @@
+from . import bounds as bounds
+from . import branches as branches
+from . import decisions as decisions
+from . import logs as logs
+from . import measures as measures
+from . import models as models
+from . import queries as queries
+from . import quotient as quotient
+from . import worlds as worlds
+from .branches.audit import audit as audit
+from .branches.collect import collect as collect
+from .branches.dataset import Branches as Branches
+from .branches.dataset import Recipe as Recipe
+from .branches.dataset import combine as combine
+from .branches.simulate import Policy as Policy
+from .decisions import Verdict as Verdict
+from .logs.dataset import Logs as Logs
+from .models.effect import EffectModel as EffectModel
+from .models.estimator import load_model as load_model
+from .models.hindsight import HindsightModel as HindsightModel
+from .models.residual import ResidualModel as ResidualModel
+from .models.scorer import Scorer as Scorer
+from .models.training import Training as Training
+from .queries import Query as Query
+from .worlds import load_world as load_world
+from .worlds.contract import World as World
+from .worlds.contract import check_world as check_world
+from .worlds.function import FunctionWorld as FunctionWorld
+from .worlds.gym import GymWorld as GymWorld
+from .worlds.mujoco import MujocoWorld as MujocoWorld
+from .worlds.nuisance import Nuisance as Nuisance
+
+__version__: str

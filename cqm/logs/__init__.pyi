@@ -1,0 +1,2 @@
+from .coverage import Coverage as Coverage
+from .dataset import Logs as Logs
