@@ -22,11 +22,11 @@ from .models.residual import ResidualModel as ResidualModel
 from .models.scorer import Scorer as Scorer
 from .models.training import Training as Training
 from .queries import Query as Query
-from .worlds import load_world as load_world
+from .worlds.check import check_world as check_world
 from .worlds.contract import World as World
-from .worlds.contract import check_world as check_world
 from .worlds.function import FunctionWorld as FunctionWorld
 from .worlds.gym import GymWorld as GymWorld
+from .worlds.loading import load_world as load_world
 from .worlds.mujoco import MujocoWorld as MujocoWorld
 from .worlds.nuisance import Nuisance as Nuisance
 

@@ -19,7 +19,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from cqm.worlds.contract import check_world, take
+from cqm.worlds.check import check_world
+from cqm.worlds.contract import take
 from cqm.worlds.function import FunctionWorld
 
 PRODUCTS = ("bread", "milk", "fruit", "fish")

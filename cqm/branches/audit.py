@@ -27,8 +27,10 @@ from cqm.branches.simulate import (
 )
 from cqm.quotient import center
 from cqm.storage import DamagedFileError
-from cqm.worlds import reload_world
-from cqm.worlds.contract import Check, Report, World, stored_identity, take
+from cqm.worlds.check import Check, Report
+from cqm.worlds.contract import World, take
+from cqm.worlds.identity import stored_identity
+from cqm.worlds.loading import reload_world
 
 AUDIT = "audit.json"
 _FALSE_ALARMS = 5e-7  # a right set fails a statistical check about once in two million

@@ -19,7 +19,8 @@ import numpy as np
 import cqm
 from cqm.branches import shards
 from cqm.branches.dataset import BLOCK, Recipe, discounted
-from cqm.worlds.contract import States, Status, World, concatenate, stored_identity, take
+from cqm.worlds.contract import States, Status, World, concatenate, take
+from cqm.worlds.identity import stored_identity
 from cqm.worlds.nuisance import Nuisance, NuisanceWorld
 
 _RESET, _WARMUP, _CONTINUATION, _NOISE, _NUISANCE, _ARMS = range(6)  # purposes of random streams

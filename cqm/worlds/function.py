@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cqm.worlds.contract import Rollout, States, Status, World, checked_actions, num_states, take
+from cqm.worlds.actions import checked_actions
+from cqm.worlds.contract import Rollout, States, Status, World, num_states, take
 
 # What the user's functions see: an array [n, ...] or a dict of arrays with that leading axis.
 State = Any

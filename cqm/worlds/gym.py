@@ -15,9 +15,10 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces, wrappers
 
-from cqm.worlds import contract as base
+from cqm.worlds import actions
+from cqm.worlds.check import check_world
 from cqm.worlds.cloning import MEANS, Env, InPlace, Row, simulation, stack, step, unstack
-from cqm.worlds.contract import Rollout, States, Status, World
+from cqm.worlds.contract import Rollout, States, Status, World, num_states
 from cqm.worlds.function import qualified_name
 
 _DIVERGENCES = [int(getattr(mujoco.mjtWarning, f"mjWARN_BAD{q}")) for q in ("QPOS", "QVEL", "QACC")]
@@ -104,7 +105,7 @@ class GymWorld(World):
         From its failure on, the features of a failed branch are not numbers; nor is the
         observation of the state it leaves, and whatever is rolled out from there fails too.
         """
-        num, width = base.num_states(states), len(self.control_low)
+        num, width = num_states(states), len(self.control_low)
         horizon = controls.shape[1] if controls.ndim == 3 else -1
         if controls.shape != (num, horizon, width) or noise.shape != (num, horizon, 1):
             raise ValueError(
@@ -169,7 +170,7 @@ class GymWorld(World):
         low, high = self.control_low, self.control_high
         if given is None and not self.continuous:
             return np.arange(low[0], high[0] + 1)[:, None]
-        return base.candidate_actions(
+        return actions.candidate_actions(
             given, low, high, name=self.name, seed=self.seed, continuous=self.continuous
         )
 
@@ -270,7 +271,7 @@ class GymWorld(World):
             self._branch(row, actions[i], noise[i], cloned[i])
         if not np.array_equal(plain, cloned, equal_nan=True):
             return "a rollout differs from plain steps of a new environment with the same seed"
-        report = base.check_world(self, num=num, horizon=horizon)
+        report = check_world(self, num=num, horizon=horizon)
         return "; ".join(f"{c.name}: {c.detail}" for c in report.checks if not c.passed)
 
 

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from mujoco.rollout import Rollout as NativeRollout
 
-from cqm.worlds import contract as base
+from cqm.worlds import actions
 from cqm.worlds.contract import PerThread, Rollout, States, Status, World
 from cqm.worlds.function import qualified_name
 
@@ -91,7 +91,7 @@ class MujocoWorld(World):
             observation_names = _state_names(model)
         self.observation_names = self.feature_names = tuple(observation_names)
         self.control_low, self.control_high = control_bounds(model)
-        self.candidate_actions = base.candidate_actions(
+        self.candidate_actions = actions.candidate_actions(
             candidate_actions, self.control_low, self.control_high, name=self.name, seed=seed
         )
         self._num_full = mujoco.mj_stateSize(model, _FULL)

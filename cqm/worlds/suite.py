@@ -27,7 +27,7 @@ from dm_control import suite
 from dm_control.mujoco.wrapper import MjModel
 from dm_control.rl import control
 
-from cqm.worlds import contract as base
+from cqm.worlds import actions
 from cqm.worlds.contract import PerThread, Rollout, States, Status, World
 from cqm.worlds.mujoco import Extras, InitialFn, MujocoWorld, ObservationFn
 
@@ -121,7 +121,7 @@ class TaskWorld(World):
         )
         spec = environment.action_spec()
         self.control_low, self.control_high = spec.minimum, spec.maximum
-        self.candidate_actions = base.candidate_actions(
+        self.candidate_actions = actions.candidate_actions(
             candidate_actions, self.control_low, self.control_high, name=name, seed=seed
         )
 

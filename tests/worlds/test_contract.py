@@ -8,19 +8,10 @@ import numpy as np
 import pytest
 
 import cqm
-from cqm.worlds import check_world, load_world
-from cqm.worlds.contract import (
-    Check,
-    PerThread,
-    Report,
-    Rollout,
-    Status,
-    World,
-    concatenate,
-    num_states,
-    prototype_actions,
-    take,
-)
+from cqm.worlds import load_world
+from cqm.worlds.actions import prototype_actions
+from cqm.worlds.check import Check, Report, check_world
+from cqm.worlds.contract import PerThread, Rollout, Status, World, concatenate, num_states, take
 from cqm.worlds.gym import GymWorld
 from cqm.worlds.nuisance import Nuisance, NuisanceWorld
 

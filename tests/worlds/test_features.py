@@ -7,7 +7,8 @@ import pytest
 from cqm.branches.collect import collect
 from cqm.branches.dataset import discounted
 from cqm.worlds import load_world
-from cqm.worlds.contract import Status, check_world, take
+from cqm.worlds.check import check_world
+from cqm.worlds.contract import Status, take
 from cqm.worlds.features import (
     ExpandedWorld,
     Products,

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from cqm.branches.collect import collect
-from cqm.worlds.contract import Status, check_world
+from cqm.worlds.check import check_world
+from cqm.worlds.contract import Status
 from cqm.worlds.function import FunctionWorld
 
 A = np.array([[0.9, 0.2, 0.0], [-0.1, 0.8, 0.3], [0.0, 0.1, 0.7]])

@@ -12,7 +12,8 @@ from gymnasium import spaces
 import cqm
 from cqm.models.settings import EffectSettings
 from cqm.worlds import load_world, reload_world
-from cqm.worlds.contract import Status, check_world, concatenate, take
+from cqm.worlds.check import check_world
+from cqm.worlds.contract import Status, concatenate, take
 from cqm.worlds.gym import GymWorld
 
 

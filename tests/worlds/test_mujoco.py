@@ -6,7 +6,8 @@ import mujoco
 import numpy as np
 import pytest
 
-from cqm.worlds.contract import Status, check_world, take
+from cqm.worlds.check import check_world
+from cqm.worlds.contract import Status, take
 from cqm.worlds.mujoco import MujocoWorld, control_bounds
 
 # A ball that may bounce, and an arm whose motor answers late: its activation is part of the state.

@@ -6,7 +6,8 @@ import pytest
 from gymnasium import spaces
 from scipy import stats
 
-from cqm.worlds.contract import Status, check_world, take
+from cqm.worlds.check import check_world
+from cqm.worlds.contract import Status, take
 from cqm.worlds.function import FunctionWorld
 from cqm.worlds.gym import GymWorld
 from cqm.worlds.nuisance import Nuisance, NuisanceWorld, mix

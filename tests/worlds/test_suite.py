@@ -8,7 +8,8 @@ import pytest
 from dm_control import suite
 from scipy import stats
 
-from cqm.worlds.contract import Status, check_world, take
+from cqm.worlds.check import check_world
+from cqm.worlds.contract import Status, take
 from cqm.worlds.nuisance import Nuisance, NuisanceWorld
 from cqm.worlds.suite import DOMAINS, TaskWorld, load_task, task_names
 

@@ -1,0 +1,75 @@
+"""Candidate actions: the finite set of controls that a world's branches compare."""
+
+from __future__ import annotations
+
+import zlib
+
+import numpy as np
+import numpy.typing as npt
+
+
+def prototype_actions(
+    low: np.ndarray, high: np.ndarray, *, name: str = "", seed: int = 0
+) -> np.ndarray:
+    """The paper's candidate actions for a control box, `[actions, controls]`.
+
+    One control dimension gets its bounds and their middle. More get the middle and two
+    random directions with their antithetic negatives, each scaled until its largest component
+    reaches the bound. The second direction is drawn again while it is within 45° of the line of
+    the first, since nearly equal actions compare nothing. World's name and seed fix them.
+
+    >>> prototype_actions(np.array([-1.0]), np.array([1.0])).ravel().tolist()
+    [-1.0, 0.0, 1.0]
+    """
+    low, high = np.asarray(low, float), np.asarray(high, float)
+    flat = low.shape == high.shape and low.ndim == 1 and low.size > 0
+    if not flat or not np.all(np.isfinite([low, high])):
+        raise ValueError(
+            f"prototype actions need a bounded control box; got low={low}, high={high}; "
+            "give candidate actions explicitly"
+        )
+    middle, reach = (low + high) / 2, (high - low) / 2
+    if low.size == 1:
+        return np.stack([low, middle, high])
+    rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
+    first, second = rng.standard_normal((2, low.size))
+    while abs(first @ second) > np.sqrt(0.5) * np.linalg.norm(first) * np.linalg.norm(second):
+        second = rng.standard_normal(low.size)
+    directions = np.stack([first, second])
+    directions /= np.abs(directions).max(axis=1, keepdims=True)
+    return middle + reach * np.concatenate([np.zeros((1, low.size)), directions, -directions])
+
+
+def checked_actions(
+    given: npt.ArrayLike, low: np.ndarray, high: np.ndarray, *, continuous: bool = True
+) -> np.ndarray:
+    """A user's candidate actions, `[actions, controls]`, or a `ValueError` that says what may be.
+
+    >>> checked_actions([[0], [1]], np.array([-1.0]), np.array([1.0])).tolist()
+    [[0.0], [1.0]]
+    """
+    actions = np.array(given, float)
+    shaped = actions.ndim == 2 and len(actions) > 1 and actions.shape[1] == len(low)
+    inside = shaped and np.all(np.isfinite(actions) & (actions >= low) & (actions <= high))
+    if not inside or (not continuous and np.any(actions % 1)):
+        kind = "numbers" if continuous else "whole numbers"
+        raise ValueError(
+            f"candidate_actions cannot be {actions.tolist()}; allowed: at least 2 rows of "
+            f"{len(low)} {kind} from {low.tolist()} to {high.tolist()}"
+        )
+    return actions
+
+
+def candidate_actions(
+    given: npt.ArrayLike | None,
+    low: np.ndarray,
+    high: np.ndarray,
+    *,
+    name: str,
+    seed: int,
+    continuous: bool = True,
+) -> np.ndarray:
+    """The candidate actions that a user gave, checked, or else the paper's for the control box."""
+    if given is None:
+        return prototype_actions(low, high, name=name, seed=seed)
+    return checked_actions(given, low, high, continuous=continuous)
