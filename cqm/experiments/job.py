@@ -15,7 +15,7 @@ from cqm import storage
 from cqm.branches.dataset import Branches
 from cqm.decisions import advantage
 from cqm.experiments import metrics
-from cqm.experiments.methods import METHODS, Lesson, Predictor
+from cqm.experiments.methods import Predictor, Task, method_of
 from cqm.experiments.protocol import Job, Protocol
 from cqm.experiments.results import SCORES
 from cqm.models.preprocessing import Conditioning
@@ -38,7 +38,7 @@ def do_job(
     if job.method == "ceilings":
         record = _ceilings(sets, held_out)
         return {**record, "seconds": clock.lap("evaluation").seconds}
-    lesson = Lesson(
+    task = Task(
         branches=sets["training"],
         rewards=training,
         training=replace(protocol.training, seed=job.seed),
@@ -46,7 +46,7 @@ def do_job(
         directory=directory,
         show_progress=False,
     )
-    predictor = METHODS[job.base_method](lesson)
+    predictor = method_of(job.method)[0].fit(task)
     clock.lap("training")
     record = _scores(predictor, sets, held_out)
     record["curves"] = _curve(directory)

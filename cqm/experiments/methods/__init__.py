@@ -1,39 +1,60 @@
-"""The methods compared, by name; a new one is a file and a line here."""
+"""The methods the benchmark compares: a new one is a file here and a line in the registry."""
 
-from collections.abc import Callable
+from cqm.experiments.methods.base import Method, Predictor, Task
 
-from cqm.experiments.methods.base import Lesson, Predictor
-from cqm.experiments.methods.chance import RandomChoice
-from cqm.experiments.methods.cocoa import Cocoa
-from cqm.experiments.methods.direct_value import DirectValue
-from cqm.experiments.methods.oracle import Oracle
-from cqm.experiments.methods.quotient_model import (
-    DefaultModel,
-    FullRankModel,
-    QuotientModel,
+_ALL = (
+    # Okabe and Ito's colours, which colour-blind readers can tell apart, the lightest two darkened.
+    Method("cqm", "CQM-B", ".quotient_model:QuotientModel", "effects", "paper", "#0c7bc4", "-"),
+    Method("world", "World", ".world_model:WorldModel", "outcomes", "paper", "#d55e00", "--"),
+    Method(
+        "sf", "SF", ".successor_features:SuccessorFeatures", "outcomes", "paper", "#c68a00", "-."
+    ),
+    Method(
+        "direct", "Direct value", ".direct_value:DirectValue", "scores", "paper", "#009e73", "-"
+    ),
+    Method("task-td", "Task-TD", ".task_td:TaskTD", "scores", "paper", "#45a5dd", "--"),
+    Method("cocoa", "COCOA", ".cocoa:Cocoa", "scores", "paper", "#c76fa1"),
+    Method("oracle", "Oracle", ".oracle:Oracle", "effects", "limit", conditionable=False),
+    Method("zero", "Zero effect", ".zero:ZeroEffect", "effects", "limit", conditionable=False),
+    Method("random", "Random", ".chance:RandomChoice", "scores", "limit", conditionable=False),
+    Method("cqm-full-rank", "CQM-B, full rank", ".quotient_model:FullRankModel", "effects"),
+    Method(
+        "default",
+        "Default model",
+        ".quotient_model:DefaultModel",
+        "effects",
+        colour="#7a5fd0",
+        conditionable=False,
+    ),
+    Method(
+        "world-ensemble",
+        "World ensemble",
+        ".world_ensemble:WorldEnsemble",
+        "outcomes",
+        colour="#a8552a",
+    ),
 )
-from cqm.experiments.methods.successor_features import SuccessorFeatures
-from cqm.experiments.methods.task_td import TaskTD
-from cqm.experiments.methods.world_ensemble import WorldEnsemble
-from cqm.experiments.methods.world_model import WorldModel
-from cqm.experiments.methods.zero import ZeroEffect
+METHODS: dict[str, Method] = {method.name: method for method in _ALL}
+CONDITIONINGS = ("effect", "whiten")
+"""Conditionings of the input, appended to a method's name as in `world+effect`."""
 
-METHODS: dict[str, Callable[[Lesson], Predictor]] = {
-    "cqm": QuotientModel,
-    "cqm-full-rank": FullRankModel,
-    "world": WorldModel,
-    "sf": SuccessorFeatures,
-    "direct": DirectValue,
-    "task-td": TaskTD,
-    "cocoa": Cocoa,
-    "oracle": Oracle,
-    "zero": ZeroEffect,
-    "random": RandomChoice,
-    "default": DefaultModel,
-    "world-ensemble": WorldEnsemble,
-}
 
-OWN_INPUT = ("default", "oracle", "zero", "random")
-"""Methods that no conditioning of the input reaches."""
+def method_of(name: str) -> tuple[Method, str]:
+    """A method and the conditioning of its input, from a name such as `world+effect`.
 
-__all__ = ["METHODS", "OWN_INPUT", "Lesson", "Predictor"]
+    >>> method, conditioning = method_of("world+effect")
+    >>> method.title, conditioning, method_of("world")[1]
+    ('World', 'effect', 'none')
+    """
+    base, plus, conditioning = name.partition("+")
+    method = METHODS.get(base)
+    if method is None or (plus and not (method.conditionable and conditioning in CONDITIONINGS)):
+        conditionable = [known.name for known in METHODS.values() if known.conditionable]
+        raise ValueError(
+            f"unknown method {name!r}; available: {sorted(METHODS)}, and {sorted(conditionable)} "
+            f"followed by {' or '.join(f'+{kind}' for kind in CONDITIONINGS)}"
+        )
+    return method, conditioning or "none"
+
+
+__all__ = ["CONDITIONINGS", "METHODS", "Method", "Predictor", "Task", "method_of"]

@@ -1,31 +1,67 @@
-"""What a method of the benchmark is given, what it gives back, and what several of them share."""
+"""What a method of the benchmark is: its record in the registry, its task and its predictions.
+
+Nothing heavy is imported here, so that tables and figures can read titles and colours at once.
+"""
 
 from __future__ import annotations
 
 import abc
-import hashlib
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+import importlib
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Literal
 
-import equinox as eqx
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import Array
 
 from cqm.branches.dataset import Branches
 from cqm.decisions import advantage
-from cqm.models.preprocessing import Conditioning, Coordinates, input_coordinates, output_basis
-from cqm.models.training import Batch, LossFn, Source, Training, by_member, train
 
-_STATISTICS_FAMILIES = 20_000  # as for the effect model: enough for covariances and spans
-_BLOCK = 512  # states predicted at once
+if TYPE_CHECKING:
+    from cqm.models.preprocessing import Conditioning
+    from cqm.models.training import Training
 
 
 @dataclass(frozen=True)
-class Lesson:
+class Method:
+    """One line of the registry: everything the benchmark knows about a method."""
+
+    name: str
+    """Name on the command line and in result files, without `+`."""
+    title: str
+    """Name in tables and figures."""
+    factory: str
+    """`module:Class`, called with a `Task` to give a fitted `Predictor`; a leading dot means this
+    package."""
+    predicts: Literal["effects", "outcomes", "scores"]
+    """Centred effects, absolute outcomes (discounted feature sums), or only scores per reward."""
+    role: Literal["paper", "limit", "beyond"] = "beyond"
+    """A learned method of the paper, a limit that learns nothing, or a method beyond the paper."""
+    colour: str | None = None
+    """Colour in figures; None for the colour of the text."""
+    style: str = ":"
+    """Line style in figures, so that methods can be told apart without colours."""
+    conditionable: bool = True
+    """Whether `+effect` or `+whiten` may be appended to the name to condition its input."""
+
+    @property
+    def in_paper(self) -> bool:
+        """Whether the paper reports it as a learned method."""
+        return self.role == "paper"
+
+    @property
+    def predicts_vectors(self) -> bool:
+        """Whether it predicts a vector per action, so that an effect error is defined."""
+        return self.predicts != "scores"
+
+    def fit(self, task: Task) -> Predictor:
+        """Import the method's class and fit it to a task."""
+        module, _, name = self.factory.partition(":")
+        predictor: Predictor = getattr(importlib.import_module(module, __package__), name)(task)
+        return predictor
+
+
+@dataclass(frozen=True)
+class Task:
     """What a method may learn from, and how."""
 
     branches: Branches
@@ -33,11 +69,11 @@ class Lesson:
     rewards: np.ndarray  # [rewards, features]
     """Weights of the training rewards; methods that learn without rewards ignore them."""
     training: Training
-    """Of the one training loop; it carries the seed of all that is random in the method."""
+    """Settings of the training loop; its seed is the seed of everything random in the method."""
     conditioning: Conditioning = "none"
-    """Of the input; any method can be given the same."""
+    """Conditioning of the input, the same for any method."""
     directory: Path | None = None
-    """Where checkpoints are kept, from which an interrupted fit continues."""
+    """Where checkpoints are kept, from which an interrupted fit resumes."""
     show_progress: bool | None = None
     """See `cqm.progress.progress`."""
 
@@ -73,107 +109,3 @@ class Predictor(abc.ABC):
         if outcomes is None:
             raise NotImplementedError(f"{type(self).__name__} predicts neither outcomes nor values")
         return advantage(outcomes, weights)
-
-
-@dataclass(frozen=True)
-class Inputs:
-    """What a network sees of an observation."""
-
-    coordinates: Coordinates
-    raw: bool  # whether that is the observation itself
-
-    @classmethod
-    def of(cls, lesson: Lesson) -> Inputs:
-        """The lesson's conditioning, from its own observations and effects."""
-        sample = lesson.branches[:_STATISTICS_FAMILIES]
-        effects = sample.effects() if lesson.conditioning == "effect" else sample[:1].effects()
-        basis = output_basis(lesson.conditioning, effects)
-        closed = lesson.branches.feature_names == lesson.branches.observation_names
-        found = input_coordinates(
-            lesson.conditioning, lesson.branches.observations, basis, closed=closed
-        )
-        return cls(found, lesson.conditioning == "none")
-
-    @property
-    def size(self) -> int:
-        """The number of coordinates."""
-        return self.coordinates.matrix.shape[1]
-
-    def __call__(self, observations: Array) -> Array:
-        """Inputs of observations, within compiled code."""
-        if self.raw:
-            return observations
-        shift = jnp.asarray(self.coordinates.shift, jnp.float32)
-        return (observations - shift) @ jnp.asarray(self.coordinates.matrix, jnp.float32)
-
-    def of_states(self, branches: Branches) -> np.ndarray:
-        """Inputs of the states of branches, float32 `[n, inputs]`."""
-        return np.asarray(self.coordinates(branches.observations), np.float32)
-
-
-def closed_only(branches: Branches, method: str) -> None:
-    """Refuse branches whose features cannot be fed back as an observation."""
-    if branches.feature_names != branches.observation_names:
-        raise ValueError(
-            f"{method} needs features that are the observation of the next state; "
-            f"got features {branches.feature_names[:3]}... and observations "
-            f"{branches.observation_names[:3]}..."
-        )
-
-
-def fit(
-    model: Any,
-    loss_fn: LossFn,
-    source: Source | Mapping[str, np.ndarray],
-    lesson: Lesson,
-    training: Training,
-    name: str,
-) -> Any:
-    """Train by the one loop; a checkpoint is of this method, these rewards and these branches."""
-    digest = hashlib.sha256(repr((name, asdict(training), lesson.conditioning)).encode())
-    digest.update(repr(sorted(lesson.branches.manifest["world"].items())).encode())
-    digest.update(repr(lesson.branches.recipe).encode())
-    for array in (lesson.rewards, lesson.branches.index, lesson.branches.observations):
-        digest.update(np.ascontiguousarray(array).data)
-    return train(
-        model,
-        loss_fn,
-        source,  # type: ignore[arg-type]
-        training,
-        directory=lesson.directory,
-        name=name,
-        identity=digest.hexdigest(),
-        show_progress=lesson.show_progress,
-    ).model
-
-
-def fit_members(
-    make_fn: Callable[[Array], Any],
-    members: int,
-    loss_fn: LossFn,
-    source: Source,
-    lesson: Lesson,
-    training: Training,
-    name: str,
-) -> Any:
-    """Train an ensemble side by side, each member on batches of its own."""
-    keys = jax.random.split(jax.random.key(training.seed), members)
-
-    def loss(models: Any, batch: Batch, key: Array, target: Any) -> Array:
-        own = by_member(batch, members)
-        each = eqx.filter_vmap(lambda model, rows: loss_fn(model, rows, key, None))
-        return jnp.sum(each(models, own)) / members
-
-    together = replace(training, batch_size=members * training.batch_size)
-    return fit(eqx.filter_vmap(make_fn)(keys), loss, source, lesson, together, name)
-
-
-def by_blocks(predict_fn: Callable[[Array], Array], inputs: np.ndarray) -> np.ndarray:
-    """Predictions for rows of inputs, float64; blocks of one size are compiled once."""
-    parts = []
-    for start in range(0, max(1, len(inputs)), _BLOCK):
-        block = np.zeros((_BLOCK, inputs.shape[1]), np.float32)
-        num = min(_BLOCK, len(inputs) - start)
-        block[:num] = inputs[start : start + num]
-        parts.append(np.asarray(predict_fn(jnp.asarray(block)), float)[:num])
-    return np.concatenate(parts)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 
 from cqm.branches.dataset import Branches
-from cqm.experiments.methods.base import Lesson, Predictor
+from cqm.experiments.methods.base import Predictor, Task
 
 
 class RandomChoice(Predictor):
-    """Learns nothing; the lots are drawn from the lesson's seed, the same at every call."""
+    """Learns nothing; the lots are drawn from the task's seed, the same at every call."""
 
-    def __init__(self, lesson: Lesson):
-        self.seed = lesson.training.seed
+    def __init__(self, task: Task):
+        self.seed = task.training.seed
 
     def outcomes(self, branches: Branches) -> None:
         """No vector: only scores."""

@@ -30,8 +30,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from cqm.experiments.methods.base import Inputs, Lesson, fit
+from cqm.experiments.methods.base import Task
 from cqm.experiments.methods.direct_value import realised_values
+from cqm.experiments.methods.fitting import Inputs, fit
 from cqm.experiments.methods.task_network import (
     WIDTH,
     TaskNetwork,
@@ -75,17 +76,17 @@ class HindsightNetwork(eqx.Module):
 
 
 class Cocoa(TaskPredictor):
-    """Fitted to a lesson."""
+    """Fitted to a task."""
 
-    def __init__(self, lesson: Lesson):
-        self.inputs = Inputs.of(lesson)
-        rewards = jnp.asarray(lesson.rewards, jnp.float32)
-        values = realised_values(lesson)
+    def __init__(self, task: Task):
+        self.inputs = Inputs.of(task)
+        rewards = jnp.asarray(task.rewards, jnp.float32)
+        values = realised_values(task)
         values = values - values.mean()
         self.scale, spread = 1.0, float(values.std()) or 1.0
-        num_actions = lesson.branches.num_actions
+        num_actions = task.branches.num_actions
         rows = {
-            "inputs": self.inputs.of_states(lesson.branches),
+            "inputs": self.inputs.of_states(task.branches),
             "values": (values / spread).astype(np.float32),
         }
 
@@ -103,11 +104,11 @@ class Cocoa(TaskPredictor):
             right = jnp.diagonal(jax.nn.log_softmax(logits), axis1=-2, axis2=-1)
             return -jnp.mean(right)
 
-        key = jax.random.key(lesson.training.seed)
+        key = jax.random.key(task.training.seed)
         hindsight = HindsightNetwork(
             self.inputs.size, num_actions, rewards.shape[1] + 1, key=jax.random.fold_in(key, 1)
         )
-        hindsight = fit(hindsight, hindsight_loss, rows, lesson, lesson.training, "cocoa-hindsight")
+        hindsight = fit(hindsight, hindsight_loss, rows, task, task.training, "cocoa-hindsight")
         self.hindsight = hindsight
 
         def distillation_loss(
@@ -123,10 +124,10 @@ class Cocoa(TaskPredictor):
             predicted = network(batch["inputs"], weights[:, None])[:, 0]
             return -jnp.mean(jnp.sum(wanted * jax.nn.log_softmax(predicted), axis=-1))
 
-        updates = max(1, round(DISTILLATION * lesson.training.updates))
-        training = replace(lesson.training, updates=updates)
-        policy = make_task_network(lesson, self.inputs)
-        self.network = fit(policy, distillation_loss, rows, lesson, training, "cocoa-policy")
+        updates = max(1, round(DISTILLATION * task.training.updates))
+        training = replace(task.training, updates=updates)
+        policy = make_task_network(task, self.inputs)
+        self.network = fit(policy, distillation_loss, rows, task, training, "cocoa-policy")
 
 
 def contributed(posterior: Array, outcomes: Array, masses: Array) -> Array:

@@ -28,7 +28,8 @@ from jax import Array
 
 from cqm.branches.dataset import Branches
 from cqm.decisions import advantage
-from cqm.experiments.methods.base import Inputs, Lesson, Predictor, by_blocks, fit
+from cqm.experiments.methods.base import Predictor, Task
+from cqm.experiments.methods.fitting import Inputs, by_blocks, fit
 from cqm.experiments.methods.vector import make_network
 from cqm.models.network import Network
 
@@ -36,11 +37,11 @@ RANK = 32  # of the product of code and reward
 
 
 class DirectValue(Predictor):
-    """Fitted to a lesson."""
+    """Fitted to a task."""
 
-    def __init__(self, lesson: Lesson):
-        self.inputs = Inputs.of(lesson)
-        rewards = jnp.asarray(lesson.rewards, jnp.float32)
+    def __init__(self, task: Task):
+        self.inputs = Inputs.of(task)
+        rewards = jnp.asarray(task.rewards, jnp.float32)
 
         def loss(network: Network, batch: Mapping[str, Array], key: Array, target: Any) -> Array:
             embedded = network.decoder.weight @ rewards.T  # [code, rewards]
@@ -49,11 +50,11 @@ class DirectValue(Predictor):
             return jnp.mean((predicted - batch["values"]) ** 2)
 
         rows = {
-            "inputs": self.inputs.of_states(lesson.branches),
-            "values": realised_values(lesson).astype(np.float32),
+            "inputs": self.inputs.of_states(task.branches),
+            "values": realised_values(task).astype(np.float32),
         }
-        network = make_network(lesson, self.inputs, rank=RANK)
-        self.network = fit(network, loss, rows, lesson, lesson.training, "direct")
+        network = make_network(task, self.inputs, rank=RANK)
+        self.network = fit(network, loss, rows, task, task.training, "direct")
 
     def outcomes(self, branches: Branches) -> None:
         """None: what the decoder says outside the span of the rewards was never learned."""
@@ -65,6 +66,6 @@ class DirectValue(Predictor):
         return advantage(by_blocks(predict, self.inputs.of_states(branches)), weights)
 
 
-def realised_values(lesson: Lesson) -> np.ndarray:
+def realised_values(task: Task) -> np.ndarray:
     """Discounted returns of the training rewards, `[n, actions, rewards]`, averaged over draws."""
-    return lesson.branches.outcomes.mean(axis=1) @ lesson.rewards.T
+    return task.branches.outcomes.mean(axis=1) @ task.rewards.T

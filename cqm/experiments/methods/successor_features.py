@@ -34,7 +34,8 @@ import numpy as np
 from jax import Array
 
 from cqm.branches.dataset import Branches
-from cqm.experiments.methods.base import Inputs, Lesson, Predictor, by_blocks, closed_only, fit
+from cqm.experiments.methods.base import Predictor, Task
+from cqm.experiments.methods.fitting import Inputs, by_blocks, closed_only, fit
 from cqm.experiments.methods.transitions import Transitions, of_all_arms
 from cqm.experiments.methods.vector import for_action, make_network, mean_over_actions
 from cqm.models.network import Network
@@ -44,14 +45,14 @@ TARGET_EVERY = 100
 
 
 class SuccessorFeatures(Predictor):
-    """Fitted to a lesson."""
+    """Fitted to a task."""
 
     absolute = True
 
-    def __init__(self, lesson: Lesson):
-        closed_only(lesson.branches, "TD learning")
-        self.inputs = inputs = Inputs.of(lesson)
-        discount, training = lesson.branches.recipe.discount, td_training(lesson)
+    def __init__(self, task: Task):
+        closed_only(task.branches, "TD learning")
+        self.inputs = inputs = Inputs.of(task)
+        discount, training = task.branches.recipe.discount, td_training(task)
 
         def loss(network: Network, batch: Mapping[str, Array], key: Array, target: Any) -> Array:
             later = mean_over_actions(target, inputs(batch["after"]))
@@ -60,15 +61,15 @@ class SuccessorFeatures(Predictor):
             error = for_action(network, inputs(batch["before"]), embedded) - backup
             return jnp.mean(jnp.sum(error**2, axis=-1))
 
-        transitions = Transitions.of(lesson.branches, training)
-        network = make_network(lesson, self.inputs)
-        self.network = fit(network, loss, transitions, lesson, training, "sf")
+        transitions = Transitions.of(task.branches, training)
+        network = make_network(task, self.inputs)
+        self.network = fit(network, loss, transitions, task, training, "sf")
 
     def outcomes(self, branches: Branches) -> np.ndarray:
         """ψ(o, a)."""
         return by_blocks(eqx.filter_jit(self.network), self.inputs.of_states(branches))
 
 
-def td_training(lesson: Lesson) -> Training:
+def td_training(task: Task) -> Training:
     """Transitions of all arms, and a target network."""
-    return replace(of_all_arms(lesson), target_every=TARGET_EVERY)
+    return replace(of_all_arms(task), target_every=TARGET_EVERY)

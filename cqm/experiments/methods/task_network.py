@@ -14,7 +14,8 @@ import numpy as np
 from jax import Array
 
 from cqm.branches.dataset import Branches
-from cqm.experiments.methods.base import Inputs, Lesson, Predictor, by_blocks
+from cqm.experiments.methods.base import Predictor, Task
+from cqm.experiments.methods.fitting import Inputs, by_blocks
 from cqm.models.network import Linear, after_first, three_layers
 
 WIDTH, EMBEDDING = 128, 16
@@ -85,11 +86,11 @@ class TaskPredictor(Predictor):
         return by_blocks(predict, self.inputs.of_states(branches))
 
 
-def make_task_network(lesson: Lesson, inputs: Inputs) -> TaskNetwork:
-    """A network for a lesson, initialised by the lesson's seed."""
+def make_task_network(task: Task, inputs: Inputs) -> TaskNetwork:
+    """A network for a task, initialised by the task's seed."""
     return TaskNetwork(
         inputs.size,
-        lesson.branches.num_actions,
-        len(lesson.branches.feature_names),
-        key=jax.random.key(lesson.training.seed),
+        task.branches.num_actions,
+        len(task.branches.feature_names),
+        key=jax.random.key(task.training.seed),
     )

@@ -31,7 +31,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from cqm.experiments.methods.base import Inputs, Lesson, closed_only, fit
+from cqm.experiments.methods.base import Task
+from cqm.experiments.methods.fitting import Inputs, closed_only, fit
 from cqm.experiments.methods.successor_features import td_training
 from cqm.experiments.methods.task_network import (
     TaskNetwork,
@@ -42,15 +43,15 @@ from cqm.experiments.methods.transitions import Transitions
 
 
 class TaskTD(TaskPredictor):
-    """Fitted to a lesson."""
+    """Fitted to a task."""
 
-    def __init__(self, lesson: Lesson):
-        closed_only(lesson.branches, "TD learning")
-        self.inputs = inputs = Inputs.of(lesson)
-        training = td_training(lesson)
-        transitions = Transitions.of(lesson.branches, training)
-        recipe, rewards = lesson.branches.recipe, jnp.asarray(lesson.rewards, jnp.float32)
-        spread = float(np.std(transitions.start @ lesson.rewards.T)) or 1.0
+    def __init__(self, task: Task):
+        closed_only(task.branches, "TD learning")
+        self.inputs = inputs = Inputs.of(task)
+        training = td_training(task)
+        transitions = Transitions.of(task.branches, training)
+        recipe, rewards = task.branches.recipe, jnp.asarray(task.rewards, jnp.float32)
+        spread = float(np.std(transitions.start @ task.rewards.T)) or 1.0
         self.scale = scale = spread * float(recipe.discounts.sum())
 
         def loss(
@@ -64,5 +65,5 @@ class TaskTD(TaskPredictor):
             predicted = network.of_action(inputs(batch["before"]), weights, batch["action"])
             return jnp.mean((predicted - backup) ** 2)
 
-        network = make_task_network(lesson, self.inputs)
-        self.network = fit(network, loss, transitions, lesson, training, "task-td")
+        network = make_task_network(task, self.inputs)
+        self.network = fit(network, loss, transitions, task, training, "task-td")

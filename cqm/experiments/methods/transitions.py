@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from cqm.branches.dataset import BLOCK, Branches
-from cqm.experiments.methods.base import Lesson
+from cqm.experiments.methods.base import Task
 from cqm.models.training import Batch, Training
 
 _PIECE = 4 * BLOCK  # families read at once
@@ -62,10 +62,10 @@ class Transitions:
         return {name: jnp.asarray(values) for name, values in arrays.items()}
 
 
-def of_all_arms(lesson: Lesson) -> Training:
+def of_all_arms(task: Task) -> Training:
     """As many transitions in a batch as the states of a batch have arms together."""
-    batch_size = lesson.training.batch_size * lesson.branches.num_actions
-    return replace(lesson.training, batch_size=batch_size)
+    batch_size = task.training.batch_size * task.branches.num_actions
+    return replace(task.training, batch_size=batch_size)
 
 
 def first_steps(branches: Branches) -> dict[str, np.ndarray]:

@@ -5,21 +5,22 @@ from __future__ import annotations
 import jax
 from jax import Array
 
-from cqm.experiments.methods.base import Inputs, Lesson
+from cqm.experiments.methods.base import Task
+from cqm.experiments.methods.fitting import Inputs
 from cqm.models.network import Network, after_first, three_layers
 
 RANK, WIDTH = 8, 128
 
 
-def make_network(lesson: Lesson, inputs: Inputs, *, rank: int = RANK) -> Network:
-    """The paper's network for a lesson, initialised by the lesson's seed."""
+def make_network(task: Task, inputs: Inputs, *, rank: int = RANK) -> Network:
+    """The paper's network for a task, initialised by the task's seed."""
     return Network(
         inputs.size,
-        lesson.branches.num_actions,
-        len(lesson.branches.feature_names),
+        task.branches.num_actions,
+        len(task.branches.feature_names),
         rank=rank,
         width=WIDTH,
-        key=jax.random.key(lesson.training.seed),
+        key=jax.random.key(task.training.seed),
     )
 
 

@@ -21,14 +21,8 @@ import numpy as np
 from jax import Array
 
 from cqm.branches.dataset import Branches
-from cqm.experiments.methods.base import (
-    Inputs,
-    Lesson,
-    Predictor,
-    by_blocks,
-    closed_only,
-    fit_members,
-)
+from cqm.experiments.methods.base import Predictor, Task
+from cqm.experiments.methods.fitting import Inputs, by_blocks, closed_only, fit_members
 from cqm.experiments.methods.transitions import Transitions, of_all_arms
 from cqm.experiments.methods.vector import WIDTH, for_action
 from cqm.models.network import Network
@@ -39,16 +33,16 @@ _LEAST_LOG_VARIANCE, _MOST_LOG_VARIANCE = -8.0, 2.0  # in units of the changes' 
 
 
 class WorldEnsemble(Predictor):
-    """Fitted to a lesson."""
+    """Fitted to a task."""
 
     absolute = True
 
-    def __init__(self, lesson: Lesson):
-        closed_only(lesson.branches, "a world model")
-        self.inputs = inputs = Inputs.of(lesson)
-        self.discounts = lesson.branches.recipe.discounts
-        training = of_all_arms(lesson)
-        transitions = Transitions.of(lesson.branches, training)
+    def __init__(self, task: Task):
+        closed_only(task.branches, "a world model")
+        self.inputs = inputs = Inputs.of(task)
+        self.discounts = task.branches.recipe.discounts
+        training = of_all_arms(task)
+        transitions = Transitions.of(task.branches, training)
         changes = uncorrelated(transitions)
         shift = jnp.asarray(changes.shift, jnp.float32)
         matrix = jnp.asarray(changes.matrix, jnp.float32)  # [features, coordinates]
@@ -63,11 +57,11 @@ class WorldEnsemble(Predictor):
             return 0.5 * jnp.mean(error**2 * jnp.exp(-log_variance) + log_variance)
 
         def make(key: Array) -> Network:
-            actions = lesson.branches.num_actions
+            actions = task.branches.num_actions
             return Network(inputs.size, actions, 2 * size, rank=WIDTH, width=WIDTH, key=key)
 
         self.networks = fit_members(
-            make, MEMBERS, loss, transitions, lesson, training, "world-ensemble"
+            make, MEMBERS, loss, transitions, task, training, "world-ensemble"
         )
 
     def outcomes(self, branches: Branches) -> np.ndarray:

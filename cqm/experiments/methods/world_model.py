@@ -32,28 +32,29 @@ import numpy as np
 from jax import Array
 
 from cqm.branches.dataset import Branches
-from cqm.experiments.methods.base import Inputs, Lesson, Predictor, by_blocks, closed_only, fit
+from cqm.experiments.methods.base import Predictor, Task
+from cqm.experiments.methods.fitting import Inputs, by_blocks, closed_only, fit
 from cqm.experiments.methods.transitions import first_steps
 from cqm.experiments.methods.vector import make_network, mean_over_actions
 from cqm.models.network import Network
 
 
 class WorldModel(Predictor):
-    """Fitted to a lesson."""
+    """Fitted to a task."""
 
     absolute = True
 
-    def __init__(self, lesson: Lesson):
-        closed_only(lesson.branches, "a world model")
-        self.inputs, self.discounts = Inputs.of(lesson), lesson.branches.recipe.discounts
-        rows, inputs = first_steps(lesson.branches), self.inputs
+    def __init__(self, task: Task):
+        closed_only(task.branches, "a world model")
+        self.inputs, self.discounts = Inputs.of(task), task.branches.recipe.discounts
+        rows, inputs = first_steps(task.branches), self.inputs
 
         def loss(network: Network, batch: Mapping[str, Array], key: Array, target: Any) -> Array:
             error = network(inputs(batch["before"])) - batch["after"]
             return jnp.mean(jnp.sum(error**2, axis=-1))
 
-        network = make_network(lesson, self.inputs)
-        self.network = fit(network, loss, rows, lesson, lesson.training, "world")
+        network = make_network(task, self.inputs)
+        self.network = fit(network, loss, rows, task, task.training, "world")
 
     def outcomes(self, branches: Branches) -> np.ndarray:
         """Discounted sums of the predicted observations."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from cqm.branches.dataset import Branches
-from cqm.experiments.methods.base import Lesson, Predictor
+from cqm.experiments.methods.base import Predictor, Task
 
 
 class ZeroEffect(Predictor):
     """Learns nothing."""
 
-    def __init__(self, lesson: Lesson):
+    def __init__(self, task: Task):
         pass
 
     def outcomes(self, branches: Branches) -> np.ndarray:
