@@ -14,9 +14,12 @@ import enum
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar, final
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, final
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from cqm.worlds.nuisance import Nuisance
 
 States = dict[str, np.ndarray]
 T = TypeVar("T")
@@ -55,6 +58,13 @@ class World(abc.ABC):
     candidate_actions: np.ndarray  # [actions, controls], the finite set that is compared
     cloning: str  # how a state is cloned, in a few words
     continuous: bool = True  # whether every control between the bounds is allowed
+    nuisance: Nuisance | None = None  # the process that is mixed into observations and features
+    mixing: Mapping[str, np.ndarray] | None = None  # its matrices, of "observations" and "features"
+
+    @property
+    def native(self) -> World:
+        """The world without its nuisance; a world that has none is its own native world."""
+        return self
 
     @abc.abstractmethod
     def reset(self, num: int, rng: np.random.Generator) -> States:
@@ -97,6 +107,25 @@ class World(abc.ABC):
     def restore(self, arrays: Mapping[str, np.ndarray]) -> States:
         """States from what `store` kept."""
         return dict(arrays)
+
+    def mixed_weights(self, direction: np.ndarray) -> np.ndarray:
+        """Weights on the features that reward a direction of native features, `[..., native]`."""
+        direction = np.asarray(direction, float)
+        names = self.native.feature_names
+        if direction.shape[-1:] != (len(names),):
+            raise ValueError(
+                f"a native direction has {len(names)} entries, one per native feature; "
+                f"got shape {direction.shape}"
+            )
+        return direction
+
+    def native_effects(self, effects: np.ndarray) -> np.ndarray:
+        """Effects on the native features, from effects on the features."""
+        return effects
+
+    def native_observations(self, observations: np.ndarray) -> np.ndarray:
+        """Observations of the native world, from observations of this one."""
+        return observations
 
     @final
     def step(self, states: States, controls: np.ndarray, noise: np.ndarray) -> Rollout:

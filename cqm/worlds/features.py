@@ -17,7 +17,6 @@ import numpy as np
 
 from cqm.worlds.contract import Rollout, States, Status, World, num_states, take
 from cqm.worlds.function import qualified_name
-from cqm.worlds.nuisance import NuisanceWorld
 
 # The names of new features, features [..., d] -> new ones [..., k], and a JSON-able identity.
 Built = tuple[Sequence[str], Callable[[np.ndarray], np.ndarray], dict[str, Any]]
@@ -104,17 +103,17 @@ class ExpandedWorld(World):
     ('pole_velocity', 'cart_position^2', 'pole_cos^2')
     """
 
-    def __init__(self, native: World, *maps: Squares | Products | RandomFourier | UserFeatures):
-        if isinstance(native, NuisanceWorld):
+    def __init__(self, inner: World, *maps: Squares | Products | RandomFourier | UserFeatures):
+        if inner.nuisance is not None:
             raise ValueError("expand world.native instead: products with a nuisance do not cancel")
-        if isinstance(native, ExpandedWorld):
+        if isinstance(inner, ExpandedWorld):
             raise ValueError("the world is expanded already; give all maps to one ExpandedWorld")
         for attribute in World.__annotations__:
-            setattr(self, attribute, getattr(native, attribute))
-        self.native = native
-        sample = sample_events(native, 1024)
-        self._maps = [feature_map._build(native.feature_names, sample) for feature_map in maps]
-        self.feature_names = names = (*native.feature_names, *(n for m in self._maps for n in m[0]))
+            setattr(self, attribute, getattr(inner, attribute))
+        self.inner = inner
+        sample = sample_events(inner, 1024)
+        self._maps = [feature_map._build(inner.feature_names, sample) for feature_map in maps]
+        self.feature_names = names = (*inner.feature_names, *(n for m in self._maps for n in m[0]))
         repeated = [name for name, count in Counter(names).items() if count > 1]
         if repeated:
             raise ValueError(f"feature names must differ; got {repeated} more than once")
@@ -127,21 +126,21 @@ class ExpandedWorld(World):
 
     def reset(self, num: int, rng: np.random.Generator) -> States:
         """The native world's initial states."""
-        return self.native.reset(num, rng)
+        return self.inner.reset(num, rng)
 
     def observe(self, states: States) -> np.ndarray:
         """The native world's observations."""
-        return self.native.observe(states)
+        return self.inner.observe(states)
 
     def sample_noise(self, num: int, horizon: int, rng: np.random.Generator) -> np.ndarray:
         """The native world's noise."""
-        return self.native.sample_noise(num, horizon, rng)
+        return self.inner.sample_noise(num, horizon, rng)
 
     def rollout(
         self, states: States, controls: np.ndarray, noise: np.ndarray, *, final: bool = True
     ) -> Rollout:
         """Roll the native world forward and expand its features."""
-        result = self.native.rollout(states, controls, noise, final=final)
+        result = self.inner.rollout(states, controls, noise, final=final)
         error = result.error
         try:
             features = self.expand(result.features)
@@ -159,15 +158,15 @@ class ExpandedWorld(World):
 
     def store(self, states: States) -> dict[str, np.ndarray]:
         """What the native world stores."""
-        return self.native.store(states)
+        return self.inner.store(states)
 
     def restore(self, arrays: Mapping[str, np.ndarray]) -> States:
         """States from what `store` kept."""
-        return self.native.restore(arrays)
+        return self.inner.restore(arrays)
 
     def identity(self) -> dict[str, Any]:
         """The native identity and the maps' parameters; `load_maps` reads them."""
-        return {**self.native.identity(), "feature_maps": [identity for *_, identity in self._maps]}
+        return {**self.inner.identity(), "feature_maps": [identity for *_, identity in self._maps]}
 
 
 def load_maps(identities: Sequence[Mapping[str, Any]]) -> list[Any]:

@@ -7,6 +7,7 @@ they cannot, and no coordinate can simply be dropped.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -74,17 +75,25 @@ class NuisanceWorld(World):
     the feature is the next observation.
     """
 
+    nuisance: Nuisance
+
     def __init__(self, native: World, nuisance: Nuisance | None = None):
-        if isinstance(native, NuisanceWorld):
+        if native.nuisance is not None:
             raise ValueError("the world already has a nuisance; wrap its native world instead")
-        self.native, self.nuisance = native, nuisance or Nuisance()
+        self._native, self.nuisance = native, nuisance or Nuisance()
         self.name, self.cloning = native.name, native.cloning
         self.control_low, self.control_high = native.control_low, native.control_high
         self.candidate_actions, self.continuous = native.candidate_actions, native.continuous
         self.observation_mixing = self.nuisance.mixing(len(native.observation_names))
         self.feature_mixing = self.nuisance.mixing(len(native.feature_names))
+        self.mixing = {"observations": self.observation_mixing, "features": self.feature_mixing}
         self.observation_names = tuple(f"mixed_{i}" for i in range(len(self.observation_mixing)))
         self.feature_names = tuple(f"mixed_{i}" for i in range(len(self.feature_mixing)))
+
+    @property
+    def native(self) -> World:
+        """The world without its nuisance."""
+        return self._native
 
     def reset(self, num: int, rng: np.random.Generator) -> States:
         """Draw `num` native states, each with a nuisance from its stationary law."""
@@ -93,7 +102,7 @@ class NuisanceWorld(World):
 
     def observe(self, states: States) -> np.ndarray:
         """Mixed observations `[n, observations]`."""
-        native = self.native.observe(self._native(states))
+        native = self.native.observe(_without_nuisance(states))
         return self.mix(states["nuisance"], native, self.observation_mixing)
 
     def sample_noise(self, num: int, horizon: int, rng: np.random.Generator) -> np.ndarray:
@@ -108,7 +117,7 @@ class NuisanceWorld(World):
         """Roll the native world and the nuisance forward, and mix them."""
         split = noise.shape[-1] - self.nuisance.dimension
         result = self.native.rollout(
-            self._native(states), controls, noise[..., :split], final=final
+            _without_nuisance(states), controls, noise[..., :split], final=final
         )
         path = self.nuisance.path(states["nuisance"], noise[..., split:].astype(np.float32))
         features = self.mix(path, result.features, self.feature_mixing)
@@ -117,11 +126,11 @@ class NuisanceWorld(World):
 
     def store(self, states: States) -> dict[str, np.ndarray]:
         """What the native world stores, and the nuisance."""
-        return {**self.native.store(self._native(states)), "nuisance": states["nuisance"]}
+        return {**self.native.store(_without_nuisance(states)), "nuisance": states["nuisance"]}
 
-    def restore(self, arrays: Any) -> States:
+    def restore(self, arrays: Mapping[str, np.ndarray]) -> States:
         """States from what `store` kept."""
-        return {**self.native.restore(self._native(arrays)), "nuisance": arrays["nuisance"]}
+        return {**self.native.restore(_without_nuisance(arrays)), "nuisance": arrays["nuisance"]}
 
     def identity(self) -> dict[str, Any]:
         """The native identity and the nuisance's parameters."""
@@ -133,20 +142,16 @@ class NuisanceWorld(World):
 
     def mixed_weights(self, direction: np.ndarray) -> np.ndarray:
         """Weights on mixed features that reward a native direction g: Q [0; g], `[..., d]`."""
-        direction = np.asarray(direction, float)
-        if direction.shape[-1] != len(self.native.feature_names):
-            raise ValueError(
-                f"a native direction has {len(self.native.feature_names)} entries, one a native "
-                f"feature; got shape {direction.shape}"
-            )
-        return direction @ self.feature_mixing[:, self.nuisance.dimension :].T
+        native = self.feature_mixing[:, self.nuisance.dimension :]
+        return super().mixed_weights(direction) @ native.T
 
     def native_effects(self, effects: np.ndarray) -> np.ndarray:
         """Effects on native features from effects on mixed ones: the x part of Qᵀκ."""
         return effects @ self.feature_mixing[:, self.nuisance.dimension :]
 
-    def _native(self, states: Any) -> States:
-        return {key: values for key, values in states.items() if key != "nuisance"}
+    def native_observations(self, observations: np.ndarray) -> np.ndarray:
+        """Native observations from mixed ones: the x part of Qᵀo."""
+        return observations @ self.observation_mixing[:, self.nuisance.dimension :]
 
 
 def mix(scaled_nuisance: np.ndarray, native: np.ndarray, mixing: np.ndarray) -> np.ndarray:
@@ -161,6 +166,10 @@ def mix(scaled_nuisance: np.ndarray, native: np.ndarray, mixing: np.ndarray) -> 
         with np.errstate(invalid="ignore", over="ignore"):  # of rows that failed
             mixed[start : start + _BLOCK] = (padded @ mixing.T)[: len(block)]
     return mixed.reshape(stacked.shape)
+
+
+def _without_nuisance(states: Mapping[str, np.ndarray]) -> States:
+    return {key: values for key, values in states.items() if key != "nuisance"}
 
 
 def _orthonormal(columns: np.ndarray) -> np.ndarray:

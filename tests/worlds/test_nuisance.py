@@ -8,6 +8,7 @@ from scipy import stats
 
 from cqm.worlds.check import check_world
 from cqm.worlds.contract import Status, take
+from cqm.worlds.features import ExpandedWorld, Squares
 from cqm.worlds.function import FunctionWorld
 from cqm.worlds.gym import GymWorld
 from cqm.worlds.nuisance import Nuisance, NuisanceWorld, mix
@@ -315,8 +316,43 @@ def test_wrong_parameters_are_refused(parameters, message):
 
 
 def test_a_direction_needs_an_entry_for_each_native_feature():
-    with pytest.raises(ValueError, match=r"has 4 entries, one a native feature; got shape \(68,\)"):
+    with pytest.raises(
+        ValueError, match=r"has 4 entries, one per native feature; got shape \(68,\)"
+    ):
         NuisanceWorld(shop()).mixed_weights(np.ones(68))
+
+
+def test_native_observations_are_observations_of_the_native_world():
+    world = NuisanceWorld(shop(), Nuisance(seed=3))
+    states = world.reset(5, np.random.default_rng(0))
+    np.testing.assert_allclose(
+        world.native_observations(world.observe(states)),
+        world.native.observe({"state": states["state"]}),
+        rtol=0,
+        atol=1e-12,
+    )
+
+
+def test_the_mixing_of_observations_and_of_features_is_given_by_name():
+    world = NuisanceWorld(shop())
+    assert list(world.mixing) == ["observations", "features"]
+    np.testing.assert_array_equal(world.mixing["observations"], world.observation_mixing)
+    np.testing.assert_array_equal(world.mixing["features"], world.feature_mixing)
+
+
+@pytest.mark.parametrize("expand", [False, True])
+def test_a_world_without_a_nuisance_is_its_own_native_world(expand):
+    world = ExpandedWorld(shop(), Squares()) if expand else shop()
+    assert (world.nuisance, world.mixing, world.native) == (None, None, world)
+    ones = np.ones((2, len(world.feature_names)))
+    np.testing.assert_array_equal(world.mixed_weights(ones.tolist()), ones)
+    np.testing.assert_array_equal(world.native_effects(ones), ones)
+    observations = world.observe(world.reset(2, np.random.default_rng(0)))
+    np.testing.assert_array_equal(world.native_observations(observations), observations)
+    for wrong in (np.ones(68), np.array(1.0)):
+        message = rf"has {len(world.feature_names)} entries, one per native feature; got shape \("
+        with pytest.raises(ValueError, match=message):
+            world.mixed_weights(wrong)
 
 
 def test_a_nuisance_is_not_wrapped_again():
