@@ -1,8 +1,8 @@
-"""The quotient: action-indexed futures modulo whatever all actions share.
+"""The quotient: futures indexed by action, modulo whatever all actions share.
 
-Everything here acts on arrays `[..., actions, features]`, one row an action; leading axes are
-states, draws or anything else. NumPy arrays are computed in float64; JAX arrays stay JAX, and every
-function can be traced. Under `jit` only shapes can be checked; concrete values are checked in full.
+Every function takes arrays `[..., actions, features]`, one row per action; leading axes are states,
+draws or anything else. NumPy input is computed in float64; JAX arrays stay JAX arrays, and every
+function can be traced. Under `jit` only shapes are checked; concrete values are checked in full.
 
 A *reference* ρ is a full-support distribution over the actions: `None` for uniform, `[actions]`
 for a fixed one, `[..., actions]` for one per state.
@@ -11,15 +11,16 @@ for a fixed one, `[..., actions]` for one per state.
 from __future__ import annotations
 
 import itertools
-import sys
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-Array: TypeAlias = Any  # a NumPy or JAX array
+from cqm.arrays import Array, broadcasts, floats, known_values, namespace, resolution
+
 Reference: TypeAlias = ArrayLike | None
 
 
@@ -37,10 +38,10 @@ def center(outcomes: Array, reference: Reference = None) -> Array:
 
 
 def recenter(effects: Array, reference: Reference = None) -> Array:
-    """Effects under another reference, without the outcomes (remark on the reference).
+    """Effects under a different reference, computed without the outcomes (remark on the reference).
 
-    Two references differ by a shift that all actions share, so centring the effects again is all it
-    takes; what they were centred with before does not matter.
+    Changing the reference shifts all actions alike, so it is enough to centre the effects again;
+    the reference they were centred with before does not matter.
 
     >>> recenter(center([[1.0], [3.0]]), reference=[0.75, 0.25]).tolist()
     [[-0.5], [1.5]]
@@ -51,15 +52,15 @@ def recenter(effects: Array, reference: Reference = None) -> Array:
 def equivalent(f: Array, g: Array, *, tolerance: float | None = None) -> Array:
     """Whether two models differ only by what all actions share, per leading index.
 
-    The tolerance is relative to the larger of the two models at that index; 1e-9, or what
-    the precision of the arrays allows.
+    The tolerance is relative to the larger of the two models at that index. The default is 1e-9,
+    or more where the arrays have too little precision for that.
 
     >>> bool(equivalent([[1.0], [3.0]], [[11.0], [13.0]]))
     True
     """
     f, g = _actions_and_features("f", f), _actions_and_features("g", g)
     _same_shape("f", f, "g", g)
-    tolerance = _resolution(f - g) if tolerance is None else tolerance
+    tolerance = resolution(f - g) if tolerance is None else tolerance
     distance, size_f, size_g = (abs(x).max(axis=(-2, -1)) for x in (center(f - g), f, g))
     return (distance <= tolerance * size_f) | (distance <= tolerance * size_g)
 
@@ -67,24 +68,25 @@ def equivalent(f: Array, g: Array, *, tolerance: float | None = None) -> Array:
 def contrast(effects: Array, *, action: ArrayLike, baseline: ArrayLike) -> Array:
     """The effect of taking `action` rather than `baseline`, `[..., features]`.
 
-    Both are action indices, or integer arrays that fit the leading axes.
+    Both are action indices, or integer arrays that broadcast to the leading axes.
 
     >>> contrast([[1.0, 5.0], [3.0, 5.0]], action=1, baseline=0).tolist()
     [2.0, 0.0]
     """
     effects = _actions_and_features("effects", effects)
-    xp, last = _namespace(effects, action, baseline), effects.shape[-2] - 1
+    xp, last = namespace(effects, action, baseline), effects.shape[-2] - 1
 
     def rows(name: str, index: Array) -> Array:
-        concrete = _concrete(index)
+        concrete = known_values(index)
         if concrete is not None and not (
             np.issubdtype(concrete.dtype, np.integer)
             and np.all((concrete >= 0) & (concrete <= last))
         ):
             raise ValueError(f"{name} must hold action indices in 0..{last}; got {concrete}")
-        if not _broadcasts(np.shape(index), effects.shape[:-2]):
+        if not broadcasts(np.shape(index), effects.shape[:-2]):
             raise ValueError(
-                f"{name} must be one index or fit the leading axes {list(effects.shape[:-2])}; "
+                f"{name} must be one index or broadcast to the leading axes "
+                f"{list(effects.shape[:-2])}; "
                 f"got shape {np.shape(index)}"
             )
         index = xp.broadcast_to(xp.asarray(index), effects.shape[:-2])
@@ -105,7 +107,7 @@ def inner_product(f: Array, g: Array, reference: Reference = None) -> Array:
 
 
 def norm(f: Array, reference: Reference = None) -> Array:
-    """The norm of `inner_product`; `center` gives the smallest in its class (thm. projection).
+    """The norm of `inner_product`, smallest in its class for centred effects (thm. projection).
 
     >>> float(norm([[3.0], [-3.0]]))
     3.0
@@ -116,7 +118,7 @@ def norm(f: Array, reference: Reference = None) -> Array:
 def centered_loss(predicted: Array, outcomes: Array, reference: Reference = None) -> Array:
     """Mean over states of Σ_a ρ(a) ‖C_ρ predicted − C_ρ outcomes‖².
 
-    For the uniform reference it is eq. cqm-loss, which weighs all actions alike.
+    With the uniform reference this is eq. cqm-loss, which weights all actions equally.
 
     >>> float(centered_loss([[0.0], [2.0]], [[5.0], [9.0]]))
     1.0
@@ -128,8 +130,8 @@ def centered_loss(predicted: Array, outcomes: Array, reference: Reference = None
 def pairwise_loss(predicted: Array, outcomes: Array, reference: Reference = None) -> Array:
     """Mean over states of ½ Σ_ab ρ(a)ρ(b) ‖predicted differences − outcome differences‖².
 
-    Equal to `centered_loss` for every reference (eq. center-pairwise-identity); it needs no
-    centring, and `edge_loss` is its form for a subset of the pairs.
+    Equal to `centered_loss` for every reference (eq. center-pairwise-identity), but without
+    centring; `edge_loss` is the same loss on a subset of the pairs.
 
     >>> float(pairwise_loss([[0.0], [2.0]], [[5.0], [9.0]]))
     1.0
@@ -144,15 +146,15 @@ def pairwise_loss(predicted: Array, outcomes: Array, reference: Reference = None
 def effect_rank(effects: Array, *, tolerance: float | None = None) -> Array:
     """The rank of the effects of each state, at most actions − 1 (thm. rank).
 
-    Singular values below `tolerance` times the largest count as zero; 1e-9, or what the
-    precision of the array allows.
+    Singular values below `tolerance` times the largest count as zero. The default is 1e-9, or more
+    where the array has too little precision for that.
 
     >>> int(effect_rank([[1.0, 2.0], [-1.0, -2.0]]))
     1
     """
     effects = _actions_and_features("effects", effects)
-    tolerance = _resolution(effects) if tolerance is None else tolerance
-    values = _namespace(effects).linalg.svd(effects, compute_uv=False)
+    tolerance = resolution(effects) if tolerance is None else tolerance
+    values = namespace(effects).linalg.svd(effects, compute_uv=False)
     return (values > tolerance * values[..., :1]).sum(axis=-1)
 
 
@@ -161,16 +163,16 @@ class EffectSpectrum:
     """How the effects of many states spread over feature directions."""
 
     energies: Array  # [features], mean squared effect along each direction, largest first
-    directions: Array  # [features, features], one orthonormal direction a row
-    pointwise_bound: int  # what the rank of a single state's effects cannot exceed
+    directions: Array  # [features, features], one orthonormal direction per row
+    pointwise_bound: int  # upper bound on the rank of a single state's effects
 
     def rank(self, *, tolerance: float | None = None) -> int:
-        """The dimension of the global span; energies under `tolerance` × the largest are zero."""
-        tolerance = _resolution(self.energies) ** 2 if tolerance is None else tolerance
+        """The dimension of the global span; energies under `tolerance` × the largest count as 0."""
+        tolerance = resolution(self.energies) ** 2 if tolerance is None else tolerance
         return int(np.sum(np.asarray(self.energies) > tolerance * float(self.energies[0])))
 
     def captured(self, rank: int) -> float:
-        """The share of all effect energy that the best decoder of this rank can express."""
+        """The share of the effect energy that the best decoder of this rank can express."""
         if rank < 0:
             raise ValueError(f"rank must be at least 0; got {rank}")
         energies = np.asarray(self.energies, float)
@@ -179,7 +181,7 @@ class EffectSpectrum:
 
 
 def effect_spectrum(effects: Array) -> EffectSpectrum:
-    """The spectrum of a pooled set of effects: what a decoder shared by all states must span.
+    """The spectrum of the pooled effects, which a decoder shared by all states must span.
 
     A single state's effects have rank at most actions − 1, but their subspace may rotate
     from state to state (remark on pointwise rank): compare `rank()` with `pointwise_bound`.
@@ -190,7 +192,7 @@ def effect_spectrum(effects: Array) -> EffectSpectrum:
     (1, 2)
     """
     effects = _actions_and_features("effects", effects)
-    xp, pooled = _namespace(effects), effects.reshape(-1, effects.shape[-1])
+    xp, pooled = namespace(effects), effects.reshape(-1, effects.shape[-1])
     _, values, directions = xp.linalg.svd(pooled, full_matrices=pooled.shape[0] < pooled.shape[1])
     missing = pooled.shape[1] - len(values)
     energies = xp.concatenate([values**2, xp.zeros(missing, values.dtype)]) / pooled.shape[0]
@@ -199,8 +201,13 @@ def effect_spectrum(effects: Array) -> EffectSpectrum:
 
 @dataclass(frozen=True)
 class ComparisonGraph:
-    """Which pairs of actions are compared; edges are unordered and listed once.
+    """Which pairs of actions are compared, in the order and orientation they were given.
 
+    An edge (a, b) stands for the difference "a minus b". Each pair may be listed only once, in
+    either orientation; the class methods list it with the smaller action first, in sorted order.
+
+    >>> ComparisonGraph(3, ((2, 0), (0, 1))).edges
+    ((2, 0), (0, 1))
     >>> ComparisonGraph.star(3).edges
     ((0, 1), (0, 2))
     """
@@ -217,45 +224,55 @@ class ComparisonGraph:
             raise ValueError(
                 f"edges must join two different actions in 0..{self.num_actions - 1}; got {bad}"
             )
-        edges = tuple(sorted({(int(min(a, b)), int(max(a, b))) for a, b in self.edges}))
+        edges = tuple((int(a), int(b)) for a, b in self.edges)
+        counts = Counter((min(edge), max(edge)) for edge in edges)
+        if repeated := sorted(pair for pair, count in counts.items() if count > 1):
+            raise ValueError(
+                "edges must list each pair of actions once, in either orientation; "
+                f"got more than one edge between the actions of {repeated}"
+            )
         object.__setattr__(self, "edges", edges)
 
     @classmethod
+    def _unordered(cls, num_actions: int, edges: Iterable[tuple[int, int]]) -> ComparisonGraph:
+        """The pairs without repetition, sorted, with the smaller action first."""
+        return cls(num_actions, tuple(sorted({(min(edge), max(edge)) for edge in edges})))
+
+    @classmethod
     def complete(cls, num_actions: int) -> ComparisonGraph:
-        """Every pair."""
+        """Every pair of actions."""
         return cls(num_actions, tuple(itertools.combinations(range(num_actions), 2)))
 
     @classmethod
     def star(cls, num_actions: int, hub: int = 0) -> ComparisonGraph:
-        """Every action with one hub."""
-        return cls(num_actions, tuple((hub, a) for a in range(num_actions) if a != hub))
+        """Every action compared with one hub."""
+        return cls._unordered(num_actions, ((hub, a) for a in range(num_actions) if a != hub))
 
     @classmethod
     def path(cls, num_actions: int) -> ComparisonGraph:
-        """Every action with the next."""
+        """Every action compared with the next."""
         return cls(num_actions, tuple(itertools.pairwise(range(num_actions))))
 
     @classmethod
     def random(
         cls, num_actions: int, rng: np.random.Generator, *, extra_edges: int = 0
     ) -> ComparisonGraph:
-        """A random connected graph: a random tree and some more edges."""
+        """A random connected graph: a random tree plus `extra_edges` more edges."""
         if extra_edges < 0:
             raise ValueError(f"extra_edges must be at least 0; got {extra_edges}")
         order = rng.permutation(num_actions)
         tree = [(int(order[rng.integers(i)]), int(order[i])) for i in range(1, num_actions)]
-        absent = sorted(
-            set(cls.complete(num_actions).edges) - set(cls(num_actions, tuple(tree)).edges)
-        )
+        present = cls._unordered(num_actions, tree).edges
+        absent = sorted(set(cls.complete(num_actions).edges) - set(present))
         chosen = rng.permutation(len(absent))[:extra_edges]
-        return cls(num_actions, (*tree, *(absent[i] for i in chosen)))
+        return cls._unordered(num_actions, [*present, *(absent[i] for i in chosen)])
 
     @classmethod
     def from_families(cls, num_actions: int, arms: ArrayLike) -> ComparisonGraph:
-        """The union of the comparisons that families make, given each one's arms `[n, arms]`.
+        """The union of the comparisons made by families with the given arms `[n, arms]`.
 
-        A family compares every pair of its own arms. Effects are identified as long as the union
-        connects all actions, provided the arms were chosen independently of the state.
+        A family compares every pair of its own arms. Effects are identified if the union connects
+        all actions and the arms were chosen independently of the state.
 
         >>> ComparisonGraph.from_families(3, [[0, 1], [1, 2]]).edges
         ((0, 1), (1, 2))
@@ -263,9 +280,9 @@ class ComparisonGraph:
         arms = np.asarray(arms)
         if arms.ndim != 2 or arms.shape[1] < 2:
             raise ValueError(f"arms must be [families, at least 2 arms]; got shape {arms.shape}")
-        subsets = {tuple(row) for row in np.unique(np.sort(arms, axis=1), axis=0).tolist()}
-        return cls(
-            num_actions, tuple(e for arms in subsets for e in itertools.combinations(arms, 2))
+        subsets = np.unique(np.sort(arms, axis=1), axis=0).tolist()
+        return cls._unordered(
+            num_actions, (edge for row in subsets for edge in itertools.combinations(row, 2))
         )
 
     @classmethod
@@ -273,10 +290,11 @@ class ComparisonGraph:
         """All comparisons of several graphs over the same actions."""
         if len({graph.num_actions for graph in graphs}) != 1:
             raise ValueError(
-                "graphs to unite must exist and share their actions; got numbers of actions "
+                "a union needs at least one graph, all with the same actions; got num_actions "
                 f"{[graph.num_actions for graph in graphs]}"
             )
-        return cls(graphs[0].num_actions, tuple(e for graph in graphs for e in graph.edges))
+        edges = (edge for graph in graphs for edge in graph.edges)
+        return cls._unordered(graphs[0].num_actions, edges)
 
     @property
     def arms(self) -> tuple[int, ...]:
@@ -284,7 +302,7 @@ class ComparisonGraph:
         return tuple(sorted({action for edge in self.edges for action in edge}))
 
     def components(self) -> list[tuple[int, ...]]:
-        """The connected components, each sorted; an action compared with none is alone."""
+        """The connected components, each sorted; an action without edges is one of its own."""
         component = list(range(self.num_actions))
         for a, b in self.edges:
             old, new = component[b], component[a]
@@ -297,7 +315,7 @@ class ComparisonGraph:
     def check_connected(self, among: Iterable[int] | None = None) -> None:
         """Raise unless the comparisons join all actions, or all of `among`.
 
-        A single family is checked with `among=graph.arms`; the union over families without.
+        Pass `among=graph.arms` to check a single family; leave it out for a union of families.
 
         >>> ComparisonGraph(4, ((0, 1), (2, 3))).check_connected()  # doctest: +ELLIPSIS
         Traceback (most recent call last):
@@ -316,7 +334,7 @@ class ComparisonGraph:
             )
 
     def differences(self, outcomes: Array) -> Array:
-        """First minus second action of every edge, `[..., edges, features]`."""
+        """First minus second action along each edge, `[..., edges, features]`."""
         outcomes = _actions_and_features("outcomes", outcomes)
         if outcomes.shape[-2] != self.num_actions:
             raise ValueError(
@@ -332,8 +350,12 @@ def effects_from_differences(
 ) -> Array:
     """Centred effects from the differences along the edges of a connected graph (thm. pairwise).
 
-    Differences `[..., edges, features]` that contradict each other around a cycle are reconciled by
-    least squares.
+    Args:
+        graph: The pairs that were compared, which must connect all actions.
+        differences: First minus second action of each of the graph's edges, in the order of
+            `graph.edges`, `[..., edges, features]`. Differences that contradict each other around a
+            cycle are reconciled by least squares.
+        reference: The reference that the effects are centred with.
 
     >>> graph = ComparisonGraph.path(3)
     >>> print(effects_from_differences(graph, [[-1.0], [-2.0]]).round(12))
@@ -341,7 +363,7 @@ def effects_from_differences(
      [-0.33333333]
      [ 1.66666667]]
     """
-    differences = _floats("differences", differences)
+    differences = floats("differences", differences)
     if differences.ndim < 2 or differences.shape[-2] != len(graph.edges):
         raise ValueError(
             f"differences must be [..., {len(graph.edges)} edges, features]; "
@@ -367,7 +389,7 @@ def edge_loss(graph: ComparisonGraph, predicted: Array, outcomes: Array) -> Arra
 
 
 def as_reference(reference: Reference, outcomes: Array) -> Array:
-    """The reference as an array that broadcasts against `outcomes[..., 0]`, checked."""
+    """The reference, checked, as an array that broadcasts against `outcomes[..., 0]`."""
     if outcomes.ndim < 2 or outcomes.shape[-2] < 2:
         raise ValueError(
             "a reference needs outcomes of [..., at least 2 actions, features]; "
@@ -375,16 +397,16 @@ def as_reference(reference: Reference, outcomes: Array) -> Array:
         )
     num_actions = outcomes.shape[-2]
     # `float` is float64 for NumPy and JAX's default precision for JAX.
-    dtype = float if _namespace(outcomes) is np else outcomes.dtype
+    dtype = float if namespace(outcomes) is np else outcomes.dtype
     if reference is None:
         return np.full(num_actions, 1.0 / num_actions, dtype=dtype)
-    weights = _floats("reference", reference).astype(dtype)
-    if weights.shape[-1:] != (num_actions,) or not _broadcasts(weights.shape, outcomes.shape[:-1]):
+    weights = floats("reference", reference).astype(dtype)
+    if weights.shape[-1:] != (num_actions,) or not broadcasts(weights.shape, outcomes.shape[:-1]):
         raise ValueError(
             f"reference must be [{num_actions}] or {list(outcomes.shape[:-1])}; "
             f"got shape {weights.shape}"
         )
-    concrete = _concrete(reference)
+    concrete = known_values(reference)
     if concrete is not None:
         if np.any(concrete <= 0):
             raise ValueError(
@@ -395,12 +417,13 @@ def as_reference(reference: Reference, outcomes: Array) -> Array:
         if np.any(abs(sums - 1) > 1e-6):
             worst = sums.flat[abs(sums - 1).argmax()]
             raise ValueError(f"reference must sum to 1 over the actions; got {worst}")
-    # A reference rounded to float32 sums to one only nearly, and would centre only nearly.
+    # A reference rounded to float32 sums to one only approximately; without this, so would effects
+    # be centred only approximately.
     return weights / weights.sum(axis=-1, keepdims=True)
 
 
 def _actions_and_features(name: str, values: Array) -> Array:
-    values = _floats(name, values)
+    values = floats(name, values)
     if values.ndim < 2 or values.shape[-2] < 2:
         raise ValueError(
             f"{name} must be [..., at least 2 actions, features]; got shape {values.shape}"
@@ -417,42 +440,6 @@ def _residuals(predicted: Array, outcomes: Array) -> Array:
 
 def _same_shape(name_f: str, f: Array, name_g: str, g: Array) -> None:
     if f.shape != g.shape:
-        raise ValueError(f"{name_f} and {name_g} must have one shape; got {f.shape} and {g.shape}")
-
-
-def _floats(name: str, values: Array) -> Array:
-    """The values as a floating array of their own kind; NaN is refused where it can be seen."""
-    if _namespace(values) is np:
-        values = np.asarray(values, dtype=np.float64)
-    elif values.dtype.kind in "biu":
-        values = values.astype(float)
-    concrete = _concrete(values)
-    if concrete is not None and np.isnan(concrete).any():
-        raise ValueError(f"{name} must not contain NaN; got {np.isnan(concrete).sum()} of them")
-    return values
-
-
-def _namespace(*values: Any) -> Any:
-    """`jax.numpy` where any value is a JAX array or tracer, else NumPy, without importing JAX."""
-    jax = sys.modules.get("jax")
-    return jax.numpy if jax and any(isinstance(x, jax.Array) for x in values) else np
-
-
-def _concrete(values: Any) -> np.ndarray | None:
-    """The values as NumPy, or None where they are traced and cannot be looked at."""
-    jax = sys.modules.get("jax")
-    return None if jax and isinstance(values, jax.core.Tracer) else np.asarray(values)
-
-
-def _resolution(values: Array) -> float:
-    """The relative size below which a difference may be rounding: 1e-9, more for short floats."""
-    jax = sys.modules.get("jax")
-    finfo = jax.numpy.finfo if jax else np.finfo  # which knows bfloat16 as well
-    return max(1e-9, 16 * float(finfo(values.dtype).eps))
-
-
-def _broadcasts(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:
-    try:
-        return np.broadcast_shapes(shape, target) == target
-    except ValueError:
-        return False
+        raise ValueError(
+            f"{name_f} and {name_g} must have the same shape; got {f.shape} and {g.shape}"
+        )

@@ -1,0 +1,49 @@
+"""Arrays that may be NumPy's or JAX's: the checks and conversions behind `cqm.quotient`."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, TypeAlias
+
+import numpy as np
+
+Array: TypeAlias = Any  # a NumPy or JAX array
+
+
+def floats(name: str, values: Array) -> Array:
+    """The values as a floating-point array of the same kind; NaN in concrete values is refused."""
+    if namespace(values) is np:
+        values = np.asarray(values, dtype=np.float64)
+    elif values.dtype.kind in "biu":
+        values = values.astype(float)
+    concrete = known_values(values)
+    if concrete is not None and np.isnan(concrete).any():
+        raise ValueError(f"{name} must not contain NaN; got {np.isnan(concrete).sum()} of them")
+    return values
+
+
+def namespace(*values: Any) -> Any:
+    """`jax.numpy` if any value is a JAX array or tracer, else NumPy; JAX is never imported."""
+    jax = sys.modules.get("jax")
+    return jax.numpy if jax and any(isinstance(x, jax.Array) for x in values) else np
+
+
+def known_values(values: Any) -> np.ndarray | None:
+    """The values as a NumPy array, or None if they are traced and have no values yet."""
+    jax = sys.modules.get("jax")
+    return None if jax and isinstance(values, jax.core.Tracer) else np.asarray(values)
+
+
+def resolution(values: Array) -> float:
+    """The relative size below which a difference may be rounding: 1e-9, more for short floats."""
+    jax = sys.modules.get("jax")
+    finfo = jax.numpy.finfo if jax else np.finfo  # JAX's also knows bfloat16
+    return max(1e-9, 16 * float(finfo(values.dtype).eps))
+
+
+def broadcasts(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:
+    """Whether an array of this shape broadcasts to the target shape."""
+    try:
+        return np.broadcast_shapes(shape, target) == target
+    except ValueError:
+        return False
