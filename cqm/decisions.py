@@ -182,6 +182,18 @@ class Calibration:
         )
         return cls(residuals, int(draws[0]), noise, size)
 
+    @classmethod
+    def from_draws(cls, predicted: np.ndarray, draws: np.ndarray) -> Calibration:
+        """From predicted effects `[n, actions, d]` and two or more draws `[n, draws, actions, d]`.
+
+        A certificate needs more draws, which `calibrate` checks.
+        """
+        draws, num_draws = center(draws), draws.shape[1]
+        expected = draws.mean(axis=1)
+        noise = np.mean(np.sum(draws.var(axis=1, ddof=1), axis=1), axis=0)
+        size = np.mean(np.sum(expected**2, axis=1), axis=0) - noise / num_draws
+        return cls(expected - center(predicted), num_draws, noise, size)
+
     def radius(self, weights: np.ndarray, confidence: float) -> float:
         """Within which all contrasts of a query lie at once, with this probability over states."""
         errors = self.residuals @ weights
@@ -279,11 +291,7 @@ def calibrate(predicted: np.ndarray, draws: np.ndarray) -> Calibration:
             "calibration needs at least 16 draws a state, so that their mean is close to the "
             f"expected effect; got {draws.shape[1]}; collect with draws=16 or more"
         )
-    draws, num_draws = center(draws), draws.shape[1]
-    expected = draws.mean(axis=1)
-    noise = np.mean(np.sum(draws.var(axis=1, ddof=1), axis=1), axis=0)
-    size = np.mean(np.sum(expected**2, axis=1), axis=0) - noise / num_draws
-    return Calibration(expected - center(predicted), num_draws, noise, size)
+    return Calibration.from_draws(predicted, draws)
 
 
 def _conformal(scores: np.ndarray, confidence: float) -> float:
