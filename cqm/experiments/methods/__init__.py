@@ -17,7 +17,6 @@ _ALL = (
     Method("oracle", "Oracle", ".oracle:Oracle", "effects", "limit", conditionable=False),
     Method("zero", "Zero effect", ".zero:ZeroEffect", "effects", "limit", conditionable=False),
     Method("random", "Random", ".chance:RandomChoice", "scores", "limit", conditionable=False),
-    Method("cqm-full-rank", "CQM-B, full rank", ".quotient_model:FullRankModel", "effects"),
     Method(
         "default",
         "Default model",
@@ -33,6 +32,7 @@ _ALL = (
         "outcomes",
         colour="#a8552a",
     ),
+    Method("cqm-full-rank", "CQM-B, full rank", ".quotient_model:FullRankModel", "effects"),
 )
 METHODS: dict[str, Method] = {method.name: method for method in _ALL}
 CONDITIONINGS = ("effect", "whiten")
