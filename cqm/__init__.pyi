@@ -10,9 +10,9 @@ from . import worlds as worlds
 from .branches.audit import audit as audit
 from .branches.collect import collect as collect
 from .branches.dataset import Branches as Branches
-from .branches.dataset import Recipe as Recipe
 from .branches.dataset import combine as combine
-from .branches.simulate import Policy as Policy
+from .branches.recipe import Policy as Policy
+from .branches.recipe import Recipe as Recipe
 from .decisions import Verdict as Verdict
 from .logs.dataset import Logs as Logs
 from .models.effect import EffectModel as EffectModel

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from cqm.branches.dataset import Branches, Recipe
+from cqm.branches.dataset import Branches
+from cqm.branches.recipe import Continuation, Recipe
 
 if TYPE_CHECKING:
     from cqm.models.effect import EffectModel
@@ -21,6 +22,27 @@ if TYPE_CHECKING:
 
 _Name = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="WORLD")]
 _Directory = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")]
+_TYPES = tyro.constructors.ConstructorRegistry()
+
+
+@_TYPES.primitive_rule
+def _continuation_flag(
+    type_info: tyro.constructors.PrimitiveTypeInfo,
+) -> tyro.constructors.PrimitiveConstructorSpec | None:
+    """A continuation as one word or several probabilities."""
+    if type_info.type is not Continuation:
+        return None
+    return tyro.constructors.PrimitiveConstructorSpec(
+        nargs="*",
+        metavar="uniform|{FLOAT ...}",
+        instance_from_str=lambda words: Continuation(
+            words[0] if len(words) == 1 else tuple(map(float, words))
+        ),
+        is_instance=lambda value: isinstance(value, Continuation),
+        str_from_instance=lambda value: (
+            [value.law] if isinstance(value.law, str) else [str(p) for p in value.law]
+        ),
+    )
 
 
 @dataclass(frozen=True)
@@ -109,15 +131,14 @@ class Collect:
         from cqm.worlds import load_world
 
         world = load_world(self.world, nuisance=self.nuisance, seed=self.mixing_seed)
-        settings = {name: getattr(self.recipe, name) for name in Recipe.__dataclass_fields__}
         with warnings.catch_warnings(action="ignore", category=DroppedWarning):  # it is printed
             branches = collect(
                 world,
+                **vars(self.recipe),
                 out=self.out,
                 threads=self.threads,
                 cluster=self.cluster,
                 show_progress=True,
-                **settings,
             )
         print(f"{branches}\nin {self.out}")
         return 0
@@ -424,6 +445,7 @@ def main(args: Sequence[str] | None = None) -> int:
         description="Counterfactual Quotient Models: learn what actions change.",
         args=args,
         config=(tyro.conf.OmitSubcommandPrefixes, tyro.conf.FlagCreatePairsOff),
+        registry=_TYPES,
     )
     try:
         return command.run()

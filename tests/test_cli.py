@@ -49,7 +49,7 @@ def test_recipe_fields_are_flags(tmp_path):
     recipe = cqm.Branches.open(out).recipe
     assert (recipe.horizon, recipe.discount, recipe.draws, recipe.arms) == (4, 0.5, 2, 2)
     assert (recipe.warmup, recipe.per_step) == ((1, 3), True)
-    assert recipe.continuation == (0.5, 0.25, 0.25)
+    assert recipe.continuation.law == (0.5, 0.25, 0.25)
 
 
 def test_another_configuration_is_refused_with_the_difference(tmp_path, capsys):

@@ -8,7 +8,7 @@ against what theory predicts for it.
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -16,11 +16,10 @@ from scipy import stats
 
 from cqm import storage
 from cqm.branches.collect import plan_collection
-from cqm.branches.dataset import BLOCK, Branches, discounted
+from cqm.branches.dataset import Branches, discounted
+from cqm.branches.recipe import BLOCK, Continuation, Policy
 from cqm.branches.simulate import (
     Plan,
-    Policy,
-    draw_actions,
     roll_closed_loop,
     roll_open_loop,
     simulate_block,
@@ -64,7 +63,7 @@ def audit(
         branches.verify()
     except DamagedFileError as error:
         return _certificate(branches, 0, [Check("checksums", False, str(error))])
-    plan = _plan_of(branches, world or reload_world(branches.manifest["world"]), policy)
+    plan = _plan_of(branches, world or reload_world(branches.world), policy)
     rng = np.random.default_rng(seed)
     sample = _sample(branches, families, rng)
     checks = [
@@ -91,19 +90,19 @@ def _certificate(branches: Branches, looked_at: int, checks: list[Check]) -> Rep
 
 def _plan_of(branches: Branches, world: World, policy: Policy | None) -> Plan:
     """The plan that the set says it was collected by."""
-    settings = branches.manifest["recipe"] | {"continuation": branches.recipe.continuation}
+    recipe, continuation = branches.recipe, branches.recipe.continuation
     if policy is not None:
-        if policy.name != branches.recipe.continuation:
+        recipe = replace(recipe, continuation=Continuation.of(policy))
+        if recipe.continuation != continuation:
             raise ValueError(
-                f"the set was continued by {branches.recipe.continuation!r}; got {policy.name!r}"
+                f"the set was continued by {str(continuation)!r}; got the policy {policy.name!r}"
             )
-        settings["continuation"] = policy
-    elif isinstance(settings["continuation"], str) and settings["continuation"] != "uniform":
-        raise ValueError(f"the set was continued by {settings['continuation']!r}; give policy=")
+    elif not continuation.open_loop:
+        raise ValueError(f"the set was continued by the policy {str(continuation)!r}; give policy=")
     identity = stored_identity(world)
-    if identity != branches.manifest["world"]:
-        raise ValueError(f"the set is of world {branches.manifest['world']}; got {identity}")
-    return plan_collection(world, settings)
+    if identity != branches.world:
+        raise ValueError(f"the set was collected from world {branches.world}; got {identity}")
+    return plan_collection(world, recipe)
 
 
 def _sample(branches: Branches, families: int, rng: np.random.Generator) -> Branches:
@@ -123,13 +122,13 @@ def _noise(sample: Branches, draw: int) -> np.ndarray:
 
 def _outcomes(plan: Plan, sample: Branches, arms: np.ndarray, draw: int = 0) -> np.ndarray:
     """Outcomes of chosen arms under a stored draw, simulated now, `[n, arms, features]`."""
-    states, noise = plan.native.restore(sample.states), _noise(sample, draw)
+    states, noise = plan.world.native.restore(sample.states), _noise(sample, draw)
     if plan.policy is None:
         continuation = sample.continuation[:, draw, 0]
         result = roll_open_loop(plan, states, arms, continuation, noise)
     else:
         uniforms = sample.array("uniforms")[:, draw]
-        nuisance = None if plan.nuisance is None else sample.array("nuisance")[:, draw]
+        nuisance = None if plan.world.nuisance is None else sample.array("nuisance")[:, draw]
         result = roll_closed_loop(plan, states, arms, uniforms, noise, nuisance)
     return discounted(result.features, plan.recipe.discounts)
 
@@ -198,7 +197,7 @@ def _common_signal(sample: Branches, rng: np.random.Generator) -> Check:
 
 def _nuisance_variance(plan: Plan, sample: Branches, rng: np.random.Generator) -> list[Check]:
     """Stored branches share the nuisance; independent copies would add twice its variance."""
-    nuisance = plan.nuisance
+    nuisance = plan.world.nuisance
     if nuisance is None:
         return []
     common = discounted(
@@ -240,14 +239,14 @@ def _continuation_variance(plan: Plan, sample: Branches, rng: np.random.Generato
     if plan.policy is not None or plan.recipe.horizon == 1 or len(sample) < 2:
         return []
     num, draws = min(len(sample), 32), 16
-    states = take(plan.native.restore(sample.states), np.repeat(np.arange(num), draws))
+    states = take(plan.world.native.restore(sample.states), np.repeat(np.arange(num), draws))
     noise = np.repeat(_noise(sample, 0)[:num], draws, axis=0)
     pairs = np.repeat(sample.arms[:num, :2], draws, axis=0)
 
     def outcomes(arms: np.ndarray) -> np.ndarray:
         """Of arms under a continuation of their own, `[n, draws, arms, features]`."""
         uniforms = rng.random((num * draws, plan.recipe.horizon - 1))
-        continuation = draw_actions(plan.recipe, uniforms, sample.num_actions)
+        continuation = plan.recipe.continuation.draw(uniforms, sample.num_actions)
         features = roll_open_loop(plan, states, arms, continuation, noise).features
         result = discounted(features, plan.recipe.discounts)
         return result.reshape(num, draws, arms.shape[1], -1)

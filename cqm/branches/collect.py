@@ -11,17 +11,17 @@ import os
 import textwrap
 import warnings
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from cqm import storage
 from cqm.branches import shards
-from cqm.branches.dataset import BLOCK, Branches, Recipe
-from cqm.branches.simulate import Block, Plan, Policy, dropped, first_error, simulate_block
+from cqm.branches.dataset import Branches
+from cqm.branches.recipe import BLOCK, Continuation, Policy, Recipe
+from cqm.branches.simulate import Block, Plan, dropped, first_error, simulate_block
 from cqm.progress import Advance, progress
 from cqm.quotient import ComparisonGraph
 from cqm.worlds.contract import World, concatenate
@@ -37,31 +37,59 @@ class DroppedWarning(UserWarning):
 def collect(
     world: World,
     *,
+    states: int = 20_000,
+    horizon: int = 12,
+    discount: float = 0.95,
+    draws: int = 1,
+    arms: int | Sequence[Sequence[int]] | None = None,
+    warmup: tuple[int, int] = (0, 20),
+    continuation: str | Sequence[float] | Policy | Continuation = "uniform",
+    per_step: bool = False,
+    seed: int = 0,
     out: str | Path | None = None,
     threads: int | None = None,
     cluster: str | None = None,
     show_progress: bool | None = None,
     blocks_per_task: int = 1,
-    **recipe: Any,
 ) -> Branches:
-    """Collect branches of a world; a `DroppedWarning` tells where many families were dropped.
+    """Collect branches of a world; warns with a `DroppedWarning` if many families are dropped.
 
     Args:
-        world: What to branch.
-        out: A directory to stream to, in which an interrupted collection continues; without one
-            the branches stay in memory.
-        threads: How many to simulate on; all cores by default.
-        cluster: The address of a Ray cluster to simulate on instead, or `auto`.
+        world: The world to branch.
+        states: Number of states to branch; families that diverge are dropped and counted.
+        horizon: Steps per branch, including the first action.
+        discount: Discount factor of the outcome.
+        draws: Realisations of noise and continuation per state.
+        arms: Candidate actions that each family branches: all by default, a number of actions
+            drawn at random, or subsets of actions, one of which is drawn.
+        warmup: Minimum and maximum number of random controls applied to an initial state.
+        continuation: Law of the actions after the first: `uniform`, one probability per
+            candidate action, or a `Policy`.
+        per_step: Keep the features of every step, not only of the first step and the sum.
+        seed: Random seed for the collection.
+        out: Directory to stream to; rerun with the same directory to resume an interrupted
+            collection. Without a directory the branches stay in memory.
+        threads: Number of threads to simulate on; all cores by default.
+        cluster: Address of a Ray cluster to simulate on instead, or `auto`.
         show_progress: See `cqm.progress.progress`.
         blocks_per_task: Blocks of 256 states that a thread takes at a time.
-        **recipe: The fields of `Recipe`: states, horizon, discount, draws, arms, warmup,
-            continuation (also a `Policy`), per_step, seed.
 
     >>> from cqm.worlds import load_world
     >>> world = load_world("cartpole-swingup")
     >>> collect(world, states=4, seed=7)
     Branches(cartpole-swingup, 4 families of 3/3 arms, 1 draws, horizon 12, discount 0.95, seed 7)
     """
+    recipe = Recipe(
+        states=states,
+        horizon=horizon,
+        discount=discount,
+        draws=draws,
+        arms=arms,
+        warmup=warmup,
+        continuation=Continuation.of(continuation),
+        per_step=per_step,
+        seed=seed,
+    )
     plan, error = plan_collection(world, recipe), ""
     if cluster is not None and out is None:
         raise ValueError("collecting on a cluster needs a directory to write to; give out=")
@@ -71,7 +99,7 @@ def collect(
             arrays = concatenate([block.arrays for block in blocks])
             memory.append(shards.MemoryShard(arrays, dropped(blocks)))
             error = error or first_error(blocks)
-        return _warned(Branches(plan.manifest(None), memory, mixing=plan.mixing), error)
+        return _warned(Branches(plan.manifest(None), memory, mixing=world.mixing), error)
 
     directory = Path(out)
     digest = _prepare(directory, plan)
@@ -104,7 +132,7 @@ def _warned(branches: Branches, error: str) -> Branches:
     if lost > _MANY_DROPPED * total:
         example = f"; one raised {textwrap.shorten(error, 300)}" if error else ""
         warnings.warn(
-            f"{lost:,} of {total:,} families of {branches.manifest['world']['name']!r} were "
+            f"{lost:,} of {total:,} families of {branches.world['name']!r} were "
             f"dropped: {branches.why_dropped}{example}",
             DroppedWarning,
             stacklevel=3,
@@ -112,68 +140,25 @@ def _warned(branches: Branches, error: str) -> Branches:
     return branches
 
 
-def plan_collection(world: World, recipe: Mapping[str, Any]) -> Plan:
-    """A checked recipe for a world, and how the work is cut."""
-    values, num_actions = dict(recipe), len(world.candidate_actions)
-    policy = values.get("continuation")
-    if isinstance(policy, Policy):
-        if policy.name == "uniform":
-            raise ValueError("a policy named 'uniform' would be taken for the law; rename it")
-        values["continuation"] = policy.name
-    values = {name: _plain(value) for name, value in values.items()}
-    if isinstance(values.get("arms"), tuple):
-        values["arms"] = tuple(
-            tuple(sorted(arms)) if isinstance(arms, tuple) else arms for arms in values["arms"]
-        )
-    unknown = sorted(set(values) - set(Recipe.__dataclass_fields__))
-    if unknown:
-        raise ValueError(
-            f"unknown settings {unknown}; available: {sorted(Recipe.__dataclass_fields__)}"
-        )
-    checked = Recipe(**values)
-    if checked.warmup is None:
-        raise ValueError("warmup must be (least, most) with 0 <= least <= most; got None")
-    if not isinstance(policy, Policy):
-        _check_continuation(checked.continuation, num_actions)
-    subsets, num_arms = _check_arms(checked.arms, num_actions)
-    plan = Plan(
-        world, checked, policy if isinstance(policy, Policy) else None, subsets, num_arms, 1
-    )
+def plan_collection(world: World, recipe: Recipe) -> Plan:
+    """Check a recipe against a world, and cut the work into shards."""
+    num_actions, continuation = len(world.candidate_actions), recipe.continuation
+    if recipe.warmup is None:
+        raise ValueError("warmup must be (minimum, maximum) to collect branches; got None")
+    if continuation.policy is None:
+        continuation.probabilities(num_actions)  # raises for a law that cannot be drawn from
+    subsets, num_arms = _check_arms(recipe.arms, num_actions)
     # Shards of about the same size, whatever a family holds: memory must not grow with it.
-    numbers = checked.draws * num_arms * len(plan.native.feature_names)
-    numbers *= 2 + (checked.horizon if checked.per_step else 0)
-    if plan.nuisance is not None:
-        numbers += checked.draws * checked.horizon * plan.nuisance.dimension // 2
+    numbers = recipe.draws * num_arms * len(world.native.feature_names)
+    numbers *= 2 + (recipe.horizon if recipe.per_step else 0)
+    if world.nuisance is not None:
+        numbers += recipe.draws * recipe.horizon * world.nuisance.dimension // 2
     blocks_per_shard = int(np.clip(_SHARD_BYTES // (8 * numbers * BLOCK), 1, 16))
-    return Plan(world, checked, plan.policy, subsets, num_arms, blocks_per_shard)
-
-
-def _plain(value: Any) -> Any:
-    """Numbers and sequences, of NumPy too, as they are in a manifest."""
-    if isinstance(value, np.ndarray | np.generic):
-        value = value.tolist()
-    return tuple(map(_plain, value)) if isinstance(value, list | tuple) else value
-
-
-def _check_continuation(continuation: str | tuple[float, ...], num_actions: int) -> None:
-    if not isinstance(continuation, tuple):
-        if continuation != "uniform":
-            raise ValueError(
-                f"continuation must be 'uniform', {num_actions} probabilities or a Policy; "
-                f"got {continuation!r}"
-            )
-    elif (
-        len(continuation) != num_actions
-        or min(continuation) < 0
-        or not abs(sum(continuation) - 1) <= 1e-9  # NaN too
-    ):
-        raise ValueError(
-            f"continuation must give {num_actions} probabilities that sum to 1; got {continuation}"
-        )
+    return Plan(world, recipe, subsets, num_arms, blocks_per_shard)
 
 
 def _check_arms(
-    arms: int | tuple[tuple[int, ...], ...] | None, num_actions: int
+    arms: int | Sequence[Sequence[int]] | None, num_actions: int
 ) -> tuple[np.ndarray | None, int]:
     """The subsets to draw arms from, or None for all of a size, and that size."""
     if arms is None:
@@ -244,8 +229,8 @@ def _prepare(directory: Path, plan: Plan) -> str:
     """Make or check the directory's manifest; returns its digest."""
     storage.remove_partial(directory)
     files, entry = {}, None
-    if plan.mixing is not None:
-        files[shards.MIXING] = content = b"".join(storage.encode_arrays([plan.mixing], {}))
+    if plan.world.mixing is not None:
+        files[shards.MIXING] = content = b"".join(storage.encode_arrays([plan.world.mixing], {}))
         entry = {"file": shards.MIXING, "sha256": hashlib.sha256(content).hexdigest()}
     wanted = plan.manifest(entry)
     files[shards.MANIFEST] = content = storage.encode_json(wanted)

@@ -6,86 +6,20 @@ nuisance path a draw. They are mixed when read. `cqm/shards.py` is the form on d
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from cqm.branches import shards as shard_files
+from cqm.branches.recipe import BLOCK, Recipe
 from cqm.branches.shards import Shard
 from cqm.quotient import Reference, center
 from cqm.worlds.nuisance import mix
-
-BLOCK = 256  # states that share one set of random streams; reading mixes in the same unit
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """How a set of branches is collected; together with the world it determines every byte."""
-
-    states: int = 20_000
-    """Families to collect; those that diverge are dropped and counted."""
-    horizon: int = 12
-    """Steps a branch, the first action included."""
-    discount: float = 0.95
-    """Discount of the outcome."""
-    draws: int = 1
-    """Realisations of noise and continuation a state."""
-    arms: int | tuple[tuple[int, ...], ...] | None = None
-    """Candidate actions a family branches: all, a number that each family draws at random, or
-    subsets of which each family draws one."""
-    warmup: tuple[int, int] | None = (0, 20)
-    """Least and most random controls applied to an initial state; None only where nobody knows."""
-    continuation: str | tuple[float, ...] = "uniform"
-    """Law of the actions after the first: `uniform`, probabilities, or the name of a policy."""
-    per_step: bool = False
-    """Whether to keep the features of every step, not only the first and the discounted sum."""
-    seed: int = 0
-    """Of all that is random in the collection."""
-
-    def __post_init__(self) -> None:
-        for name in ("states", "horizon", "draws"):
-            value = getattr(self, name)
-            if not isinstance(value, Integral) or value < 1:
-                raise ValueError(f"{name} must be a whole number, at least 1; got {value!r}")
-        if not isinstance(self.discount, Real) or not 0 <= self.discount <= 1:
-            raise ValueError(f"discount must be in [0, 1]; got {self.discount!r}")
-        if self.warmup is not None and (
-            not isinstance(self.warmup, tuple)
-            or len(self.warmup) != 2
-            or not all(isinstance(length, Integral) for length in self.warmup)
-            or not 0 <= self.warmup[0] <= self.warmup[1]
-        ):
-            raise ValueError(
-                f"warmup must be (least, most) with 0 <= least <= most; got {self.warmup}"
-            )
-        if not isinstance(self.seed, Integral) or self.seed < 0:
-            raise ValueError(f"seed must not be negative, and whole; got {self.seed!r}")
-
-    @property
-    def discounts(self) -> np.ndarray:
-        """γᵏ for every step, `[horizon]`."""
-        return self.discount ** np.arange(self.horizon)
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain values, as they are in a manifest."""
-        return json.loads(json.dumps(dataclasses.asdict(self)))
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Recipe:
-        """The recipe of a manifest."""
-
-        def as_tuple(value: Any) -> Any:
-            return tuple(as_tuple(v) for v in value) if isinstance(value, list) else value
-
-        return cls(**{name: as_tuple(value) for name, value in values.items()})
 
 
 class Branches:
@@ -132,7 +66,7 @@ class Branches:
         dropped = f"; dropped in collecting: {self.why_dropped}" if self.dropped else ""
         seed = f"seeds {', '.join(map(str, seeds))}" if seeds else f"seed {recipe.seed}"
         return (
-            f"Branches({self.manifest['world']['name']}, {len(self):,} families of "
+            f"Branches({self.world['name']}, {len(self):,} families of "
             f"{self.num_arms}/{self.num_actions} arms, {recipe.draws} draws, "
             f"horizon {recipe.horizon}, discount {recipe.discount}, {seed}{dropped})"
         )
@@ -182,6 +116,16 @@ class Branches:
         return hashlib.sha256(content.encode()).hexdigest()
 
     @property
+    def world(self) -> Mapping[str, Any]:
+        """The stored identity of the world."""
+        return self.manifest["world"]
+
+    @property
+    def features_are_next_observation(self) -> bool:
+        """Whether the features of a step are the observation of the next state."""
+        return self.feature_names == self.observation_names
+
+    @property
     def num_actions(self) -> int:
         """The number of candidate actions."""
         return len(self.candidate_actions)
@@ -207,7 +151,7 @@ class Branches:
     @property
     def nuisance(self) -> Mapping[str, Any] | None:
         """The parameters of the world's nuisance, where it has one."""
-        return self.manifest["world"].get("nuisance")
+        return self.world.get("nuisance")
 
     @property
     def observations(self) -> np.ndarray:

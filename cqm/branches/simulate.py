@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import platform
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
@@ -18,26 +18,12 @@ import numpy as np
 
 import cqm
 from cqm.branches import shards
-from cqm.branches.dataset import BLOCK, Recipe, discounted
+from cqm.branches.dataset import discounted
+from cqm.branches.recipe import BLOCK, Policy, Recipe
 from cqm.worlds.contract import States, Status, World, concatenate, take
 from cqm.worlds.identity import stored_identity
-from cqm.worlds.nuisance import Nuisance, NuisanceWorld
 
 _RESET, _WARMUP, _CONTINUATION, _NOISE, _NUISANCE, _ARMS = range(6)  # purposes of random streams
-
-PolicyFn = Callable[[np.ndarray, np.ndarray], np.ndarray]
-
-
-@dataclass(frozen=True)
-class Policy:
-    """A continuation that depends on the state.
-
-    The branches of a family share the policy's noise, not its actions: in different states the
-    same noise may choose differently.
-    """
-
-    name: str
-    act: PolicyFn  # observations [n, observations], uniforms [n] -> candidate actions [n]
 
 
 @dataclass(frozen=True)
@@ -58,10 +44,14 @@ class Plan:
 
     world: World
     recipe: Recipe
-    policy: Policy | None
     subsets: np.ndarray | None  # [subsets, arms] to draw from; None for all subsets of a size
     num_arms: int
     blocks_per_shard: int
+
+    @property
+    def policy(self) -> Policy | None:
+        """The state-dependent continuation, if it is one."""
+        return self.recipe.continuation.policy
 
     @property
     def num_shards(self) -> int:
@@ -76,26 +66,6 @@ class Plan:
     def block_states(self, block: int) -> range:
         """The numbers of a block's states."""
         return range(block * BLOCK, min((block + 1) * BLOCK, self.recipe.states))
-
-    @property
-    def native(self) -> World:
-        """The world without its nuisance."""
-        return self.world.native if isinstance(self.world, NuisanceWorld) else self.world
-
-    @property
-    def nuisance(self) -> Nuisance | None:
-        """The world's nuisance, where it has one."""
-        return self.world.nuisance if isinstance(self.world, NuisanceWorld) else None
-
-    @property
-    def mixing(self) -> dict[str, np.ndarray] | None:
-        """The matrices that mix the nuisance in."""
-        if not isinstance(self.world, NuisanceWorld):
-            return None
-        return {
-            "observations": self.world.observation_mixing,
-            "features": self.world.feature_mixing,
-        }
 
     def manifest(self, mixing_file: Mapping[str, str] | None) -> dict[str, Any]:
         """Everything that determines the stored bytes, and the versions that made them."""
@@ -119,7 +89,7 @@ class Plan:
 
 def simulate_block(plan: Plan, block: int) -> Block:
     """All families of a block of states."""
-    native, nuisance, recipe = plan.native, plan.nuisance, plan.recipe
+    native, nuisance, recipe = plan.world.native, plan.world.nuisance, plan.recipe
     states_of_block = plan.block_states(block)
     num, draws, num_arms = len(states_of_block), recipe.draws, plan.num_arms
 
@@ -150,7 +120,7 @@ def simulate_block(plan: Plan, block: int) -> Block:
     features, continuation = [], []
     for draw in range(draws):
         if plan.policy is None:
-            actions = draw_actions(recipe, uniforms[:, draw], len(plan.world.candidate_actions))
+            actions = recipe.continuation.draw(uniforms[:, draw], len(plan.world.candidate_actions))
             result = roll_open_loop(plan, states, arms, actions, noise[:, draw])
         else:
             common = None if path is None else path[:, draw]
@@ -209,7 +179,7 @@ def roll_open_loop(
     controls[:, :, 0] = actions[arms]
     controls[:, :, 1:] = actions[continuation][:, None]
     rows = np.repeat(np.arange(num), num_arms)
-    result = plan.native.rollout(
+    result = plan.world.native.rollout(
         take(states, rows),
         controls.reshape(num * num_arms, *controls.shape[2:]),
         noise[rows],
@@ -252,7 +222,7 @@ def roll_closed_loop(
                 seen = {**states, "nuisance": path[:, :, t - 1].reshape(len(rows), -1)}
             action = _policy_actions(plan, plan.world.observe(seen), uniforms[:, t - 1])
             chosen.append(action)
-        result = plan.native.step(states, plan.world.candidate_actions[action], noise[:, t])
+        result = plan.world.native.step(states, plan.world.candidate_actions[action], noise[:, t])
         features.append(result.features[:, 0])
         error = error or result.error
         status = np.where(status == Status.OK, result.status, status)
@@ -323,13 +293,6 @@ def _draw_arms(plan: Plan, rng: np.random.Generator, num: int) -> np.ndarray:
         return plan.subsets[rng.integers(len(plan.subsets), size=num)]
     keys = rng.random((num, len(plan.world.candidate_actions)))
     return np.sort(np.argsort(keys, axis=1)[:, : plan.num_arms], axis=1)
-
-
-def draw_actions(recipe: Recipe, uniforms: np.ndarray, num_actions: int) -> np.ndarray:
-    """Candidate actions of the continuation from uniform numbers, by inverting their law."""
-    if isinstance(recipe.continuation, str):
-        return (uniforms * num_actions).astype(int)
-    return np.searchsorted(np.cumsum(recipe.continuation)[:-1], uniforms, side="right")
 
 
 def _replaced(after: States, before: States, failed: np.ndarray) -> States:

@@ -28,7 +28,7 @@ def do_job(
     protocol: Protocol, job: Job, sets: Mapping[str, Branches], directory: Path
 ) -> dict[str, Any]:
     """The record of a job: rows for each of the benchmark's CSV files, and where time went."""
-    world = reload_world(sets["test"].manifest["world"])
+    world = reload_world(sets["test"].world)
     assert isinstance(world, NuisanceWorld)
     training, held_out = (
         world.mixed_weights(directions)

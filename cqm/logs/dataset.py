@@ -19,7 +19,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from cqm import storage
-from cqm.branches.dataset import Branches, Recipe, discounted
+from cqm.branches.dataset import Branches, discounted
+from cqm.branches.recipe import Recipe
 from cqm.logs.coverage import Coverage, measure_coverage
 from cqm.logs.validate import (
     check_candidates,
@@ -87,7 +88,7 @@ class Logs:
         discount: float = 0.95,
         observation_names: Sequence[str] | None = None,
         feature_names: Sequence[str] | None = None,
-        closed: bool = False,
+        features_are_next_observation: bool = False,
         world: Mapping[str, Any] | None = None,
     ) -> Logs:
         """Logs from your own numbers.
@@ -107,8 +108,8 @@ class Logs:
             discount: Of the outcome.
             observation_names: `obs_0`, ... by default.
             feature_names: `feature_0`, ... by default.
-            closed: The features are the observation of the next state, and have its names; so
-                they are where they are given its names.
+            features_are_next_observation: The features of a step are the observation of the next
+                state and share its names; giving both the same names says the same.
             world: The identity of the world, where branches of it are to calibrate a model.
 
         >>> rng = np.random.default_rng(0)
@@ -134,8 +135,8 @@ class Logs:
             observation_names = [f"obs_{i}" for i in range(observations.shape[1])]
         if feature_names is None:
             plain = [f"feature_{i}" for i in range(features.shape[2])]
-            feature_names = observation_names if closed else plain
-        if closed and list(feature_names) != list(observation_names):
+            feature_names = observation_names if features_are_next_observation else plain
+        if features_are_next_observation and list(feature_names) != list(observation_names):
             raise ValueError(
                 "features that are the next observation have its names; got "
                 f"{list(feature_names)} for {list(observation_names)}"
@@ -197,7 +198,7 @@ class Logs:
             branches.observation_names,
             branches.feature_names,
             replace(branches.recipe, arms=None, draws=1, states=max(1, num)),
-            dict(branches.manifest["world"]),
+            dict(branches.world),
         )
 
     @classmethod
@@ -284,14 +285,9 @@ class Logs:
         return discounted(self.features, self.recipe.discounts)
 
     @property
-    def closed(self) -> bool:
-        """Whether the features are the observation of the next state."""
+    def features_are_next_observation(self) -> bool:
+        """Whether the features of a step are the observation of the next state."""
         return self.feature_names == self.observation_names
-
-    @property
-    def known_continuation(self) -> bool:
-        """Whether the later actions were drawn from one known law, whatever the state."""
-        return self.recipe.continuation == "uniform" or isinstance(self.recipe.continuation, tuple)
 
     def coverage(self) -> Coverage:
         """How often which action was taken where, and what that leaves to learn from."""

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from cqm.branches.recipe import Continuation
+
 if TYPE_CHECKING:
     from cqm.logs.dataset import Logs
 
@@ -38,17 +40,12 @@ def check_candidates(
     return candidates
 
 
-def check_law(continuation: str | Sequence[float], num_actions: int) -> str | tuple[float, ...]:
+def check_law(continuation: str | Sequence[float], num_actions: int) -> Continuation:
     """The law of the later actions: a name, or probabilities of the candidate actions."""
-    if isinstance(continuation, str):
-        return continuation
-    law = np.asarray(continuation, float)
-    if law.shape != (num_actions,) or not np.all(law >= 0) or abs(law.sum() - 1) > 1e-6:
-        raise ValueError(
-            f"continuation must be a name, or {num_actions} probabilities that sum to 1, one a "
-            f"candidate action; got {continuation!r}"
-        )
-    return tuple(law.tolist())
+    law = Continuation.of(continuation)
+    if law.open_loop:
+        law.probabilities(num_actions)
+    return law
 
 
 def full_propensities(propensities: ArrayLike, num: int, num_actions: int) -> np.ndarray:

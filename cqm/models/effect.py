@@ -19,8 +19,8 @@ from jax import Array
 
 import cqm
 from cqm import storage
-from cqm.branches.dataset import Branches, Recipe
-from cqm.branches.simulate import draw_actions
+from cqm.branches.dataset import Branches
+from cqm.branches.recipe import Recipe
 from cqm.decisions import Calibration
 from cqm.models.card import write_card
 from cqm.models.estimator import Estimator
@@ -105,7 +105,7 @@ class EffectModel(Estimator):
         self.method_ = self.settings.chosen_method(branches)
         sample = branches[:_STATISTICS_FAMILIES]
         effects = sample.effects() if self._all_arms(branches) else center(sample.outcomes)
-        self.world_ = dict(branches.manifest["world"])
+        self.world_ = dict(branches.world)
         self.recipe_, self.num_families_ = branches.recipe, len(branches)
         self.feature_names = branches.feature_names
         self.observation_names = branches.observation_names
@@ -144,7 +144,7 @@ class EffectModel(Estimator):
     ) -> None:
         observations = branches[:_OBSERVED_FAMILIES].observations
         self.inputs_ = input_coordinates(
-            self.settings.conditioning, observations, self.basis_, closed=_closed(branches)
+            self.settings.conditioning, observations, self.basis_, closed=branches.features_are_next_observation
         )
         num_inputs, num_features = self.inputs_.matrix.shape[1], self.basis_.shape[1]
         num_actions, all_arms = branches.num_actions, self._all_arms(branches)
@@ -183,7 +183,7 @@ class EffectModel(Estimator):
     def _fit_unrolled(
         self, branches: Branches, held_out: Branches | None, options: Mapping[str, Any]
     ) -> None:
-        observations, closed = branches[:_OBSERVED_FAMILIES].observations, _closed(branches)
+        observations, closed = branches[:_OBSERVED_FAMILIES].observations, branches.features_are_next_observation
         flat = branches[:_STEP_FAMILIES].step_features.reshape(-1, len(self.feature_names))
         self.inputs_, features = step_coordinates(observations, flat, self.basis_, closed=closed)
         # Back from standardised coordinates to those of the basis, in units of the effects' size.
@@ -193,7 +193,7 @@ class EffectModel(Estimator):
         recipe = branches.recipe
         rng = np.random.default_rng(self.settings.seed)
         uniforms = rng.random((self.settings.draws, recipe.horizon - 1))
-        self.continuations_ = draw_actions(recipe, uniforms, branches.num_actions)
+        self.continuations_ = recipe.continuation.draw(uniforms, branches.num_actions)
 
         def rows(part: Branches) -> dict[str, np.ndarray]:
             """Every draw is a row of its own.
@@ -426,11 +426,6 @@ def _families(branches: Branches) -> tuple[int, int, int]:
     """Where they are among all that their seed gives."""
     index = branches.index
     return branches.recipe.seed, int(index.min()), int(index.max())
-
-
-def _closed(branches: Branches) -> bool:
-    """Whether the features are the observation of the next state."""
-    return branches.feature_names == branches.observation_names
 
 
 @eqx.filter_jit

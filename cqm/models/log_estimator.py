@@ -21,7 +21,7 @@ from jax import Array
 
 import cqm
 from cqm import storage
-from cqm.branches.dataset import Recipe
+from cqm.branches.recipe import Recipe
 from cqm.decisions import Calibration
 from cqm.logs.dataset import Logs
 from cqm.models.estimator import Estimator
@@ -219,7 +219,7 @@ class LogEstimator(Estimator):
                 )
             self.notes_.append(f"{note}; along the others effects are taken to be zero")
         kind: Literal["effect", "whiten"] = "effect" if self.settings.weighting else "whiten"
-        closed = logs.closed and self.settings.weighting
+        closed = logs.features_are_next_observation and self.settings.weighting
         inputs = input_coordinates(kind, logs.observations, directions.measures, closed=closed)
         if inputs.matrix.shape[1] == 0:
             raise ValueError(

@@ -17,7 +17,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from cqm.branches.simulate import draw_actions
 from cqm.logs.dataset import Logs
 from cqm.models.log_estimator import WIDTH, LogEstimator, fit_classifier
 from cqm.models.predictors import UnrolledPredictor
@@ -73,8 +72,8 @@ def fit_steps(
     rng = np.random.default_rng(settings.seed)
     drawn: np.ndarray = rng.random((settings.draws, logs.recipe.horizon - 1))
     behaviour = None
-    if logs.known_continuation:
-        drawn = draw_actions(logs.recipe, drawn, logs.num_actions)
+    if logs.recipe.continuation.open_loop:
+        drawn = logs.recipe.continuation.draw(drawn, logs.num_actions)
     elif logs.recipe.horizon == 1:
         drawn = drawn.astype(np.int64)  # no action follows the first
     else:

@@ -86,7 +86,7 @@ class ResidualModel(LogEstimator):
         method = self.settings.method
         if method == "tabular":
             return self._learn_table(logs)
-        if method == "steps" and not logs.closed:
+        if method == "steps" and not logs.features_are_next_observation:
             raise ValueError(
                 "the method 'steps' needs features that are the observation of the next state; got "
                 f"features {list(logs.feature_names)[:4]}... and observations "

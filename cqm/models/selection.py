@@ -52,7 +52,7 @@ def held_out_scores(
     folds = fold_numbers(len(logs), _FOLDS, logs.groups)
     taken = (logs.first_actions[:, None] == np.arange(logs.num_actions)).astype(float)
     basis = visible_log_directions(logs).measures
-    inputs = input_coordinates("effect", logs.observations, basis, closed=logs.closed)
+    inputs = input_coordinates("effect", logs.observations, basis, closed=logs.features_are_next_observation)
     seen = inputs(logs.observations)
     chances = logs.propensities
     if chances is None:

@@ -69,11 +69,9 @@ class EffectSettings:
 
     def chosen_method(self, branches: Branches) -> Literal["direct", "unrolled"]:
         """`unrolled` where the continuation is all that is random in a branch, and known."""
-        continuation = branches.recipe.continuation
         obstacles = {
             "features of every step (collect with per_step=True)": not branches.recipe.per_step,
-            "a continuation that does not see the state": isinstance(continuation, str)
-            and continuation != "uniform",
+            "a continuation that does not see the state": not branches.recipe.continuation.open_loop,
             "a world without noise of its own": "noise" in branches.array_names(),
             "no comparison graph": self.graph is not None,
             "no rank": self.rank is not None,

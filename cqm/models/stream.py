@@ -20,7 +20,8 @@ from collections.abc import Callable
 import jax.numpy as jnp
 import numpy as np
 
-from cqm.branches.dataset import BLOCK, Branches
+from cqm.branches.dataset import Branches
+from cqm.branches.recipe import BLOCK
 from cqm.models.training import Batch, InMemory, Source
 
 PIECES = 4  # of a window, one of which is new at every chunk

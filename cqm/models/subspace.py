@@ -48,7 +48,7 @@ def visible_log_directions(logs: Logs) -> Directions:
     """
     num_actions, horizon = logs.num_actions, logs.recipe.horizon
     before, after, actions = logs.observations, logs.outcomes, logs.first_actions
-    if logs.closed:
+    if logs.features_are_next_observation:
         steps = np.concatenate([before[:, None], logs.features[:, :-1]], axis=1)
         before, after = (
             steps.reshape(-1, steps.shape[-1]),
@@ -56,11 +56,11 @@ def visible_log_directions(logs: Logs) -> Directions:
         )
         actions = logs.actions.ravel()
     chances = np.bincount(actions, minlength=num_actions) / len(actions)
-    if logs.propensities is not None and (not logs.closed or horizon == 1):
+    if logs.propensities is not None and (not logs.features_are_next_observation or horizon == 1):
         every = logs.propensities
     else:
         every = np.tile(chances, (len(actions), 1))
-    found = visible_directions(before, after, actions, every, closed=logs.closed)
+    found = visible_directions(before, after, actions, every, closed=logs.features_are_next_observation)
     if len(found):
         return found
     axes = np.linalg.svd(logs.outcomes - logs.outcomes.mean(axis=0), full_matrices=False)[2]
@@ -74,15 +74,14 @@ def later_regressors(logs: Logs, seen: np.ndarray) -> np.ndarray:
     they answer to the state they carry a part of the first action's effect, and must not be used.
     """
     num, horizon = logs.actions.shape
-    if not logs.known_continuation or horizon == 1:
+    if not logs.recipe.continuation.open_loop or horizon == 1:
         return np.empty((num, 0))
-    law = logs.recipe.continuation
-    chances = np.full(logs.num_actions, 1 / logs.num_actions) if law == "uniform" else law
+    chances = logs.recipe.continuation.probabilities(logs.num_actions)
     others = logs.num_actions - 1
     state = np.concatenate([np.ones((num, 1)), seen], axis=1)
     most = min(_LATER, num // 10)  # regressors that these trajectories can support
     state = state[:, : max(1, most // ((horizon - 1) * others))]
-    taken = (logs.actions[:, 1:, None] == np.arange(others)) - np.asarray(chances)[:others]
+    taken = (logs.actions[:, 1:, None] == np.arange(others)) - chances[:others]
     return (taken[..., None] * state[:, None, None]).reshape(num, -1)
 
 

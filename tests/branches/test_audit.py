@@ -9,7 +9,7 @@ import pytest
 import cqm
 from cqm import storage
 from cqm.branches import shards
-from cqm.branches.dataset import audit as coupling
+from cqm.branches import audit as coupling
 from cqm.worlds.function import FunctionWorld
 from cqm.worlds.nuisance import Nuisance, NuisanceWorld
 

@@ -7,7 +7,8 @@ import pytest
 
 import cqm
 from cqm.branches import collect as collection
-from cqm.branches.dataset import Recipe, combine, discounted
+from cqm.branches.dataset import combine, discounted
+from cqm.branches.recipe import Recipe
 from cqm.worlds.function import FunctionWorld
 from cqm.worlds.nuisance import Nuisance, NuisanceWorld
 
@@ -448,10 +449,10 @@ def test_discounted_sums_one_step_after_the_other():
         ({"discount": 1.01}, r"discount must be in \[0, 1\]; got 1.01"),
         ({"discount": -0.1}, r"discount must be in \[0, 1\]; got -0.1"),
         ({"discount": float("nan")}, r"discount must be in \[0, 1\]; got nan"),
-        ({"warmup": (3, 2)}, r"0 <= least <= most; got \(3, 2\)"),
-        ({"warmup": (-1, 2)}, r"0 <= least <= most; got \(-1, 2\)"),
-        ({"warmup": (1, 2, 3)}, r"warmup must be \(least, most\).*got \(1, 2, 3\)"),
-        ({"seed": -1}, "seed must not be negative.*got -1"),
+        ({"warmup": (3, 2)}, r"0 <= minimum <= maximum; got \(3, 2\)"),
+        ({"warmup": (-1, 2)}, r"0 <= minimum <= maximum; got \(-1, 2\)"),
+        ({"warmup": (1, 2, 3)}, r"warmup must be \(minimum, maximum\).*got \(1, 2, 3\)"),
+        ({"seed": -1}, "seed must be .*got -1"),
         ({"states": 2.5}, "states must be .*got 2.5"),
         ({"states": "many"}, "states must be .*got 'many'"),
         ({"horizon": 2.0}, "horizon must be .*got 2.0"),

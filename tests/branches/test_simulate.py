@@ -6,8 +6,8 @@ import pytest
 
 import cqm
 from cqm.branches.collect import plan_collection
-from cqm.branches.dataset import Recipe
-from cqm.branches.simulate import Policy, draw_actions, simulate_block, stream
+from cqm.branches.recipe import Continuation, Policy, Recipe
+from cqm.branches.simulate import simulate_block, stream
 from cqm.worlds.contract import Rollout, Status, World, num_states
 from cqm.worlds.function import FunctionWorld
 from cqm.worlds.nuisance import Nuisance, NuisanceWorld
@@ -252,7 +252,7 @@ def test_a_block_does_not_depend_on_the_others():
     world = NuisanceWorld(spiral_world(), Nuisance(3))
     settings = dict(states=2 * 256 + 100, horizon=4, draws=2, arms=2, seed=6)
     whole = arrays_of(collect(world, **settings))
-    plan = plan_collection(world, settings)
+    plan = plan_collection(world, Recipe(**settings))
     for block in (2, 1, 0, 1):
         rows = slice(256 * block, 256 * (block + 1))
         alone = simulate_block(plan, block).arrays
@@ -522,13 +522,13 @@ def test_actions_of_no_probability_are_never_drawn():
         ((0.5, 0.5, 0.0), [0, 0, 1, 1]),
         ("uniform", [0, 0, 1, 2]),
     ):
-        assert draw_actions(Recipe(continuation=law), uniforms, 3).tolist() == expected
+        assert Continuation.of(law).draw(uniforms, 3).tolist() == expected
 
 
 @pytest.mark.parametrize("draws", [1, 2])
 def test_a_block_holds_no_more_than_it_stores(draws):
     """A small part of a large array would keep all of it in memory until the shard is written."""
-    plan = plan_collection(spiral_world(), dict(states=256, horizon=50, draws=draws))
+    plan = plan_collection(spiral_world(), Recipe(states=256, horizon=50, draws=draws))
     for name, values in simulate_block(plan, 0).arrays.items():
         held = values if values.base is None else values.base
         assert held.nbytes <= 2 * values.nbytes, name

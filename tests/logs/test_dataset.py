@@ -34,20 +34,22 @@ def test_from_arrays_and_its_properties():
     first, last = logs.split(100)
     assert (len(first), len(last)) == (200, 100)
     np.testing.assert_array_equal(last.observations, given["observations"][200:])
-    assert not logs.known_continuation
-    assert Logs.from_arrays(**given, continuation="uniform").known_continuation
+    assert not logs.recipe.continuation.open_loop
+    assert Logs.from_arrays(**given, continuation="uniform").recipe.continuation.open_loop
     with pytest.raises(ValueError, match="test must leave trajectories on both sides"):
         logs.split(300)
 
 
 def test_features_are_the_next_observation_only_on_purpose():
     given = arrays()
-    assert not Logs.from_arrays(**given).closed  # however many there are
-    assert Logs.from_arrays(**given, closed=True).closed
+    assert not Logs.from_arrays(**given).features_are_next_observation  # however many there are
+    assert Logs.from_arrays(
+        **given, features_are_next_observation=True
+    ).features_are_next_observation
     named = Logs.from_arrays(**given, observation_names=["x", "v"], feature_names=["x", "v"])
-    assert named.closed
+    assert named.features_are_next_observation
     with pytest.raises(ValueError, match=r"have its names; got \['x', 'v'\] for \['obs_0'"):
-        Logs.from_arrays(**given, feature_names=["x", "v"], closed=True)
+        Logs.from_arrays(**given, feature_names=["x", "v"], features_are_next_observation=True)
 
 
 def changed(name, value):
@@ -91,7 +93,7 @@ def with_nan(values):
         ({**arrays(), "continuation": [0.5, np.nan]}, "2 probabilities that sum to 1"),
         ({**arrays(), "continuation": [1.5, -0.5]}, "2 probabilities that sum to 1"),
         ({**arrays(), "continuation": [1 / 3] * 3}, "2 probabilities that sum to 1"),
-        ({**arrays(), "continuation": 0.5}, "2 probabilities that sum to 1"),
+        ({**arrays(), "continuation": 0.5}, "one probability per candidate action"),
         (
             {**arrays(), "num_actions": 3, "candidate_actions": [[0.0], [1.0]]},
             "num_actions is 3, but there are 2 candidate actions",

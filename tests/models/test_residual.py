@@ -6,7 +6,7 @@ from support.finite import Problem, rotating, slope
 from support.worlds import excess, pendulum_world
 
 import cqm
-from cqm.branches.simulate import Policy
+from cqm.branches.recipe import Policy
 from cqm.logs.dataset import Logs
 from cqm.models.estimator import load_model
 from cqm.models.residual import ResidualModel
@@ -293,7 +293,7 @@ def test_steps_of_logs_that_end_after_one(continuation):
         after[:, None],
         feature_names=["x"],
         observation_names=["x"],
-        closed=True,
+        features_are_next_observation=True,
         propensities=[0.5, 0.5],
         **({} if continuation is None else {"continuation": continuation}),
     )

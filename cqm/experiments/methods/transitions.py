@@ -1,8 +1,8 @@
-"""The transitions that branches contain, as rows to train from.
+"""The transitions within branches, as rows to train from.
 
-Either the first steps, where all arms leave from one state, or all steps of all arms. These are
-kept once, in float32; the rows of a chunk of updates are drawn from them when the chunk starts, by
-the seed and the number of the chunk.
+Either the first steps, where all arms leave from one state, or all steps of all arms. The latter
+are kept once, in float32; the rows for a chunk of updates are drawn from them when the chunk
+starts, from the seed and the number of the chunk.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 import jax.numpy as jnp
 import numpy as np
 
-from cqm.branches.dataset import BLOCK, Branches
+from cqm.branches.dataset import Branches
+from cqm.branches.recipe import BLOCK
 from cqm.experiments.methods.base import Task
 from cqm.models.training import Batch, Training
 
@@ -21,17 +22,18 @@ _PIECE = 4 * BLOCK  # families read at once
 
 @dataclass(frozen=True)
 class Transitions:
-    """Transitions of all arms and steps, with equal chances."""
+    """Transitions of all arms and steps, drawn with equal probability."""
 
     start: np.ndarray  # [families, features]
     steps: np.ndarray  # [families, arms, horizon, features]
-    later: np.ndarray  # [families, horizon], actions; that of the first step is the arm instead
-    num_rows: int  # of a window
+    later: np.ndarray  # [families, horizon], actions; not used at the first step, which is the arm
+    num_rows: int  # rows per window
     seed: int
 
     @classmethod
-    def of(cls, branches: Branches, training: Training) -> Transitions:
-        """From branches whose features are the observation; a draw counts as a family."""
+    def of(cls, task: Task) -> Transitions:
+        """The transitions of a task's branches; each draw counts as a family of its own."""
+        branches, training = task.branches, of_all_arms(task)
         draws, horizon = branches.recipe.draws, branches.recipe.horizon
         num, size = len(branches) * draws, len(branches.feature_names)
         steps = np.empty((num, branches.num_actions, horizon, size), np.float32)
@@ -45,11 +47,11 @@ class Transitions:
             steps,
             np.pad(branches.continuation[:, :, 0].reshape(num, horizon - 1), ((0, 0), (1, 0))),
             training.chunk * training.batch_size,
-            training.seed,
+            task.seed,
         )
 
     def window(self, chunk: int) -> Batch:
-        """Transitions for a chunk of updates, drawn afresh; batches are drawn from them."""
+        """Transitions for one chunk of updates; its batches are drawn from them."""
         rng = np.random.default_rng([self.seed, chunk])
         rows, arms, steps = (
             rng.integers(size, size=self.num_rows) for size in self.steps.shape[:3]
@@ -63,16 +65,16 @@ class Transitions:
 
 
 def of_all_arms(task: Task) -> Training:
-    """As many transitions in a batch as the states of a batch have arms together."""
+    """The task's training, with as many transitions per batch as its states have arms together."""
     batch_size = task.training.batch_size * task.branches.num_actions
     return replace(task.training, batch_size=batch_size)
 
 
 def first_steps(branches: Branches) -> dict[str, np.ndarray]:
-    """The first step of every branch, all arms of a state in one row; a draw counts as a row.
+    """The first step of every branch, with all arms of a state in one row, one row per draw.
 
-    The arms of a row share the nuisance, so what a batch says about actions has less noise than as
-    many transitions drawn apart.
+    The arms of a row share the nuisance, so a batch says more about the actions than equally many
+    transitions drawn independently.
     """
     after = branches.first_features.astype(np.float32)
     before = np.repeat(branches.observations.astype(np.float32), branches.recipe.draws, axis=0)

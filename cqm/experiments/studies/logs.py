@@ -16,7 +16,7 @@ import numpy as np
 import cqm
 from cqm.branches.collect import available_cores
 from cqm.branches.dataset import Branches
-from cqm.branches.simulate import Policy
+from cqm.branches.recipe import Policy
 from cqm.decisions import advantage
 from cqm.experiments import metrics
 from cqm.experiments.protocol import DOMAINS, preset

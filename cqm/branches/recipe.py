@@ -1,0 +1,168 @@
+"""The recipe of a set of branches, and the law of the actions after the first."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from numbers import Integral, Real
+from typing import Any
+
+import numpy as np
+
+BLOCK = 256  # states that share one set of random streams; reading mixes in the same unit
+
+PolicyFn = Callable[[np.ndarray, np.ndarray], np.ndarray]
+
+
+@dataclass(frozen=True)
+class Policy:
+    """A continuation that depends on the state.
+
+    The branches of a family share the policy's noise, not its actions: in different states the
+    same noise may choose different actions.
+    """
+
+    name: str
+    act: PolicyFn  # observations [n, observations], uniforms [n] -> candidate actions [n]
+
+
+@dataclass(frozen=True)
+class Continuation:
+    """The law of the actions after the first.
+
+    >>> Continuation.of([0.25, 0.75]).draw(np.array([0.1, 0.6]), num_actions=2).tolist()
+    [0, 1]
+    >>> Continuation.of(Policy("push left", lambda observations, uniforms: 0)).open_loop
+    False
+    """
+
+    law: str | tuple[float, ...] = "uniform"
+    """`uniform`, one probability per candidate action, or the name of a policy."""
+    policy: Policy | None = field(default=None, compare=False, repr=False)
+    """The policy itself; None for open-loop laws and when only its name is known."""
+
+    @classmethod
+    def of(cls, law: str | Sequence[float] | Policy | Continuation) -> Continuation:
+        """Convert anything that describes a law."""
+        if isinstance(law, Continuation):
+            return law
+        if isinstance(law, Policy):
+            if law.name == "uniform":
+                raise ValueError("a policy must not be named 'uniform', the name of the law")
+            return cls(law.name, law)
+        values = _plain(law)
+        if not isinstance(values, str | tuple):
+            raise ValueError(
+                "continuation must be 'uniform', one probability per candidate action or a "
+                f"Policy; got {law!r}"
+            )
+        return cls(values)
+
+    @property
+    def open_loop(self) -> bool:
+        """Whether the later actions do not depend on the state, and their law is known."""
+        return self.law == "uniform" or isinstance(self.law, tuple)
+
+    def probabilities(self, num_actions: int) -> np.ndarray:
+        """Probability of each candidate action, `[actions]`, for an open-loop law."""
+        if isinstance(self.law, tuple):
+            law = np.array(self.law, float)
+            if law.shape != (num_actions,) or not np.all(law >= 0) or abs(law.sum() - 1) > 1e-6:
+                raise ValueError(
+                    f"continuation must give {num_actions} probabilities that sum to 1; "
+                    f"got {self.law}"
+                )
+            return law
+        if self.law == "uniform":
+            return np.full(num_actions, 1 / num_actions)
+        raise ValueError(
+            f"the continuation {self.law!r} is the name of a policy, which alone knows its "
+            f"actions; give the Policy, 'uniform' or {num_actions} probabilities"
+        )
+
+    def draw(self, uniforms: np.ndarray, num_actions: int) -> np.ndarray:
+        """Candidate actions from uniform numbers, by inverting an open-loop law."""
+        if self.law == "uniform":
+            return (uniforms * num_actions).astype(int)
+        cumulative = np.cumsum(self.probabilities(num_actions))
+        return np.searchsorted(cumulative[:-1], uniforms, side="right")
+
+    def __str__(self) -> str:
+        return str(self.law)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a set of branches is collected; together with the world it determines every byte."""
+
+    states: int = 20_000
+    """Number of states to branch; families that diverge are dropped and counted."""
+    horizon: int = 12
+    """Steps per branch, including the first action."""
+    discount: float = 0.95
+    """Discount factor of the outcome, the discounted sum of the features."""
+    draws: int = 1
+    """Realisations of noise and continuation per state."""
+    arms: int | Sequence[Sequence[int]] | None = None
+    """Candidate actions that each family branches: all of them by default, a number of actions
+    drawn at random per family, or subsets of actions, one of which is drawn per family."""
+    warmup: tuple[int, int] | None = (0, 20)
+    """Minimum and maximum number of random controls applied to an initial state before it is
+    branched; None if unknown."""
+    continuation: Continuation = Continuation()
+    """Law of the actions after the first: `uniform`, one probability per candidate action, or
+    a policy."""
+    per_step: bool = False
+    """Keep the features of every step, not only of the first step and the discounted sum."""
+    seed: int = 0
+    """Random seed for the collection."""
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            converted = Continuation.of(value) if name == "continuation" else _plain(value)
+            object.__setattr__(self, name, converted)
+        if isinstance(self.arms, tuple) and all(isinstance(arms, tuple) for arms in self.arms):
+            object.__setattr__(self, "arms", tuple(tuple(sorted(arms)) for arms in self.arms))
+        for name in ("states", "horizon", "draws"):
+            value = getattr(self, name)
+            if not isinstance(value, Integral) or value < 1:
+                raise ValueError(f"{name} must be a whole number of at least 1; got {value!r}")
+        if not isinstance(self.discount, Real) or not 0 <= self.discount <= 1:
+            raise ValueError(f"discount must be in [0, 1]; got {self.discount!r}")
+        if self.warmup is not None and (
+            not isinstance(self.warmup, tuple)
+            or len(self.warmup) != 2
+            or not all(isinstance(length, Integral) for length in self.warmup)
+            or not 0 <= self.warmup[0] <= self.warmup[1]
+        ):
+            raise ValueError(
+                f"warmup must be (minimum, maximum) with 0 <= minimum <= maximum; got {self.warmup}"
+            )
+        if not isinstance(self.seed, Integral) or self.seed < 0:
+            raise ValueError(f"seed must be a whole number of at least 0; got {self.seed!r}")
+
+    @property
+    def discounts(self) -> np.ndarray:
+        """γᵏ for every step, `[horizon]`."""
+        return self.discount ** np.arange(self.horizon)
+
+    def to_json(self) -> dict[str, Any]:
+        """The recipe as JSON values, as manifests store it."""
+        return json.loads(json.dumps({**vars(self), "continuation": self.continuation.law}))
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Recipe:
+        """The recipe that `to_json` wrote; fields that older files lack take their defaults."""
+        known = [each.name for each in fields(cls)]
+        unknown = sorted(set(values) - set(known))
+        if unknown:
+            raise ValueError(f"a recipe has no {unknown}; its fields are {known}")
+        return cls(**values)
+
+
+def _plain(value: Any) -> Any:
+    """Python numbers and tuples in place of NumPy's numbers, arrays and lists."""
+    if isinstance(value, np.ndarray | np.generic):
+        value = value.tolist()
+    return tuple(map(_plain, value)) if isinstance(value, list | tuple) else value
