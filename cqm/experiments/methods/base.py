@@ -5,7 +5,6 @@ Nothing heavy is imported here, so that tables and figures can read titles and c
 
 from __future__ import annotations
 
-import abc
 import importlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,7 +68,7 @@ class Task:
     rewards: np.ndarray  # [rewards, features]
     """Weights of the training rewards; methods that learn without rewards ignore them."""
     training: Training
-    """Settings of the training loop; its seed is the seed of everything random in the method."""
+    """Settings of the training loop, with a seed: that of everything random in the method."""
     conditioning: Conditioning = "none"
     """Conditioning of the input, the same for any method."""
     directory: Path | None = None
@@ -79,6 +78,8 @@ class Task:
 
     def __post_init__(self) -> None:
         branches = self.branches
+        if self.training.seed is None:
+            raise ValueError("a task needs a training with a seed; got Training(seed=None)")
         if branches.num_arms < branches.num_actions:
             raise ValueError(
                 f"the methods compared need families of all {branches.num_actions} arms; "
@@ -90,22 +91,26 @@ class Task:
                 f"got shape {self.rewards.shape}"
             )
 
+    @property
+    def seed(self) -> int:
+        """Random seed of the method."""
+        assert self.training.seed is not None  # checked on construction
+        return self.training.seed
 
-class Predictor(abc.ABC):
-    """A fitted method."""
 
-    absolute: bool = False  # whether `outcomes` are discounted feature sums rather than effects
+class Predictor:
+    """A fitted method; it overrides `vectors`, or `values` if it predicts only scores."""
 
-    @abc.abstractmethod
-    def outcomes(self, branches: Branches) -> np.ndarray | None:
-        """Predicted outcomes or effects, `[n, actions, features]`; None from methods of scores."""
+    def vectors(self, branches: Branches) -> np.ndarray | None:
+        """Predicted effects or outcomes, `[n, actions, features]`; None for scores."""
+        return None
 
     def values(self, branches: Branches, weights: np.ndarray) -> np.ndarray:
-        """Scores of actions for reward weights `[queries, features]`, `[n, queries, actions]`.
+        """Scores of the actions for reward weights `[queries, features]`, `[n, queries, actions]`.
 
-        Comparable between the actions of a state and a query only.
+        They are comparable only between the actions of one state and one query.
         """
-        outcomes = self.outcomes(branches)
-        if outcomes is None:
-            raise NotImplementedError(f"{type(self).__name__} predicts neither outcomes nor values")
-        return advantage(outcomes, weights)
+        vectors = self.vectors(branches)
+        if vectors is None:
+            raise NotImplementedError(f"{type(self).__name__} must override `vectors` or `values`")
+        return advantage(vectors, weights)

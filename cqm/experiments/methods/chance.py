@@ -1,4 +1,4 @@
-"""`random`: an action by lot; the floor of decisions."""
+"""`random`: a uniformly random action; the floor for decisions."""
 
 from __future__ import annotations
 
@@ -9,14 +9,10 @@ from cqm.experiments.methods.base import Predictor, Task
 
 
 class RandomChoice(Predictor):
-    """Learns nothing; the lots are drawn from the task's seed, the same at every call."""
+    """Learns nothing; its scores are drawn from the task's seed, the same at every call."""
 
     def __init__(self, task: Task):
-        self.seed = task.training.seed
-
-    def outcomes(self, branches: Branches) -> None:
-        """No vector: only scores."""
-        return None
+        self.seed = task.seed
 
     def values(self, branches: Branches, weights: np.ndarray) -> np.ndarray:
         """Independent uniform numbers."""

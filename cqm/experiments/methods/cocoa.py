@@ -1,21 +1,20 @@
 """`cocoa`: a contribution estimator in the style of COCOA, and the policy distilled from it.
 
-Two parts. A hindsight model learns p(a | o, u, w): which first action led from a state to the
-outcome u of the reward with weights w, by cross-entropy over all arms of the training states.
-Against the uniform law of the first action it gives contribution coefficients p(a | o, u, w)/ρ(a)
-− 1, and these, times the outcomes that followed a state and summed over its branches, an advantage
-for each action. A task-conditioned policy is then distilled: half as many updates as the hindsight
-model's (2,000 in the paper), cross-entropy to the softmax of the advantages at temperature 0.25,
-for the training rewards. Its logits are the scores. It stands for the paper's "COCOA-style
-contribution estimator with a distilled task-conditioned policy".
+A hindsight model learns p(a | o, u, w), which first action led from a state to the outcome u of the
+reward with weights w, by cross-entropy over all arms of the training states. It gives contribution
+coefficients p(a | o, u, w)/ρ(a) − 1, where ρ is the uniform law of the first action; multiplied by
+the outcomes that followed a state and summed over its branches, they give an advantage for each
+action. Then a task-conditioned policy is distilled with half as many updates as the hindsight model
+(2,000 in the paper), by cross-entropy to the softmax of the advantages at temperature 0.25, for the
+training rewards. Its logits are the scores. This is the paper's "COCOA-style contribution estimator
+with a distilled task-conditioned policy".
 
-Choices, with accuracy on reacher / cartpole (5,000 states, 1,500 updates, seed 7):
-- The outcome is the discounted return of a branch: 0.873 / 0.856. The reward of a single step, with
-  its delay: 0.718 / 0.875; without: 0.806 on reacher; both cost several times as much.
-- Temperature: in units of the advantages' own size over a batch. In units of the spread of returns
-  targets are nearly even where the nuisance of a state outweighs its advantages: at full size on
-  cheetah 0.429 instead of 0.559. Advantages brought to unit size for every state: 0.551 on cheetah
-  and 0.878 on cartpole, where the batch's gives 0.526 and 0.934 (800 updates).
+The paper leaves two choices open; docs/method-choices.md has the scores of the alternatives.
+- The outcome is the discounted return of a branch. The reward of a single step costs several times
+  as much; it is slightly better on cartpole and much worse on reacher.
+- The temperature is in units of the size of the advantages in a batch. In units of the spread of
+  the returns, targets are nearly even wherever the nuisance of a state outweighs its advantages; in
+  units of each state's own advantages, it is better on cheetah and worse on cartpole.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ from cqm.experiments.methods.task_network import (
 from cqm.models.network import Linear, after_first, three_layers
 
 TEMPERATURE = 0.25
-DISTILLATION = 0.5  # updates of the policy, as a share of those of the hindsight model
+DISTILLATION = 0.5  # updates of the policy per update of the hindsight model
 
 
 class HindsightNetwork(eqx.Module):
@@ -76,7 +75,7 @@ class HindsightNetwork(eqx.Module):
 
 
 class Cocoa(TaskPredictor):
-    """Fitted to a task."""
+    """The hindsight model, and the policy distilled from it."""
 
     def __init__(self, task: Task):
         self.inputs = Inputs.of(task)
@@ -91,7 +90,7 @@ class Cocoa(TaskPredictor):
         }
 
         def pick(batch: Mapping[str, Array], key: Array) -> tuple[Array, Array]:
-            """A training reward for every state of a batch, and the returns of all arms."""
+            """One training reward per state of a batch, and the returns of all arms."""
             chosen = jax.random.randint(key, (len(batch["inputs"]),), 0, len(rewards))
             returns = jnp.take_along_axis(batch["values"], chosen[:, None, None], axis=2)[..., 0]
             return rewards[chosen], returns
@@ -104,7 +103,7 @@ class Cocoa(TaskPredictor):
             right = jnp.diagonal(jax.nn.log_softmax(logits), axis1=-2, axis2=-1)
             return -jnp.mean(right)
 
-        key = jax.random.key(task.training.seed)
+        key = jax.random.key(task.seed)
         hindsight = HindsightNetwork(
             self.inputs.size, num_actions, rewards.shape[1] + 1, key=jax.random.fold_in(key, 1)
         )
@@ -133,13 +132,13 @@ class Cocoa(TaskPredictor):
 def contributed(posterior: Array, outcomes: Array, masses: Array) -> Array:
     """Advantages `[n, actions]` by contribution coefficients p(a | o, u)/ρ(a) − 1, ρ uniform.
 
-    The mean outcome is taken off first: exact coefficients give a constant no credit, estimated
-    ones would.
+    The mean outcome is subtracted first: exact coefficients give a constant no credit, but
+    estimated ones would.
 
     Args:
         posterior: p(a | o, u), `[n, k, actions]`.
-        outcomes: u, the reward outcomes that followed the state, `[n, k]`.
-        masses: How much each counts: its discount, over the number of branches, `[n, k]`.
+        outcomes: Reward outcomes u that followed the state, `[n, k]`.
+        masses: Weight of each outcome: its discount over the number of branches, `[n, k]`.
     """
     coefficients = posterior.shape[-1] * posterior - 1
     mean = (masses * outcomes).sum(axis=-1) / masses.sum(axis=-1)

@@ -1,19 +1,17 @@
 """`direct`: a task-conditioned Monte Carlo value.
 
 It learns q(o, a, w), the discounted return of the reward with weights w, by least squares on the
-realised returns of all arms for the training rewards; nothing is centred. It stands for the paper's
+realised returns of all arms for the training rewards; nothing is centred. This is the paper's
 "direct task-conditioned Monte Carlo value predictor, used as a value-equivalence proxy".
 
-The paper gives no architecture. This one is the vector models' network up to a code of 32, and the
-score is the product of the code with a linear embedding of the reward, so every update sees all
-training rewards of its 256 states for the cost of one. Choices, with accuracy on reacher /
-cartpole (5,000 states, 1,500 updates, seed 7):
-- This one: 0.881 / 0.965.
-- The reward beside the state in the head of `task_network`, another reward for every arm:
-  0.859 / 0.938; one for all arms of a state: 0.84 / 0.894 (at full size 0.909 on cartpole). Beside
-  the observation at the input: 0.68 on reacher; as a second stream of three layers: 0.82.
-- Targets are as they are. Divided by their spread, at full size: 0.522 instead of 0.591 on cheetah,
-  0.911 instead of 0.916 on reacher, 0.363 instead of 0.355 on walker, and the same on cartpole.
+The paper gives no architecture. Here, the vector models' network produces a code of size 32, and
+the score is the product of the code with a linear embedding of the reward, so every update sees all
+training rewards of its 256 states at the cost of one. docs/method-choices.md has the scores of the
+alternatives:
+- The reward as an input of the head of `task_network`, beside the observation, or as a second
+  stream of layers: all are worse.
+- Targets divided by their spread, instead of as they are: worse on cheetah, and hardly different
+  elsewhere.
 """
 
 from __future__ import annotations
@@ -29,15 +27,16 @@ from jax import Array
 from cqm.branches.dataset import Branches
 from cqm.decisions import advantage
 from cqm.experiments.methods.base import Predictor, Task
-from cqm.experiments.methods.fitting import Inputs, by_blocks, fit
+from cqm.experiments.methods.fitting import BLOCK, Inputs, fit
 from cqm.experiments.methods.vector import make_network
 from cqm.models.network import Network
+from cqm.models.predictors import in_blocks
 
-RANK = 32  # of the product of code and reward
+RANK = 32  # size of the code
 
 
 class DirectValue(Predictor):
-    """Fitted to a task."""
+    """A value that is linear in the reward."""
 
     def __init__(self, task: Task):
         self.inputs = Inputs.of(task)
@@ -56,14 +55,12 @@ class DirectValue(Predictor):
         network = make_network(task, self.inputs, rank=RANK)
         self.network = fit(network, loss, rows, task, task.training, "direct")
 
-    def outcomes(self, branches: Branches) -> None:
-        """None: what the decoder says outside the span of the rewards was never learned."""
-        return None
+    # No `vectors`: outside the span of the training rewards, the decoder has learned nothing.
 
     def values(self, branches: Branches, weights: np.ndarray) -> np.ndarray:
         """q(o, a, w)."""
         predict = eqx.filter_jit(self.network)
-        return advantage(by_blocks(predict, self.inputs.of_states(branches)), weights)
+        return advantage(in_blocks(predict, self.inputs.of_states(branches), BLOCK), weights)
 
 
 def realised_values(task: Task) -> np.ndarray:

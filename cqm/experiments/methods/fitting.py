@@ -1,25 +1,31 @@
-"""What a method of the benchmark is given, what it gives back, and what several of them share."""
+"""How the methods that learn are trained, and what their networks see."""
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-import equinox as eqx
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from cqm import storage
 from cqm.branches.dataset import Branches
 from cqm.experiments.methods.base import Task
 from cqm.models.preprocessing import Coordinates, input_coordinates, output_basis
-from cqm.models.training import Batch, LossFn, Source, Training, by_member, train
+from cqm.models.training import (
+    LossFn,
+    MemberLossFn,
+    Source,
+    Training,
+    stacked_members,
+    train,
+    train_members,
+)
 
+BLOCK = 512  # states predicted at once
 _STATISTICS_FAMILIES = 20_000  # as for the effect model: enough for covariances and spans
-_BLOCK = 512  # states predicted at once
 
 
 @dataclass(frozen=True)
@@ -31,14 +37,11 @@ class Inputs:
 
     @classmethod
     def of(cls, task: Task) -> Inputs:
-        """The task's conditioning, from its own observations and effects."""
-        sample = task.branches[:_STATISTICS_FAMILIES]
-        effects = sample.effects() if task.conditioning == "effect" else sample[:1].effects()
-        basis = output_basis(task.conditioning, effects)
-        closed = task.branches.feature_names == task.branches.observation_names
-        found = input_coordinates(
-            task.conditioning, task.branches.observations, basis, closed=closed
-        )
+        """Inputs with the task's conditioning, from its own observations and effects."""
+        branches, basis = task.branches, None
+        if task.conditioning == "effect" and branches.features_are_next_observation:
+            basis = output_basis("effect", branches[:_STATISTICS_FAMILIES].effects())
+        found = input_coordinates(task.conditioning, branches.observations, basis)
         return cls(found, task.conditioning == "none")
 
     @property
@@ -47,20 +50,20 @@ class Inputs:
         return self.coordinates.matrix.shape[1]
 
     def __call__(self, observations: Array) -> Array:
-        """Inputs of observations, within compiled code."""
+        """Inputs for observations, within compiled code."""
         if self.raw:
             return observations
         shift = jnp.asarray(self.coordinates.shift, jnp.float32)
         return (observations - shift) @ jnp.asarray(self.coordinates.matrix, jnp.float32)
 
     def of_states(self, branches: Branches) -> np.ndarray:
-        """Inputs of the states of branches, float32 `[n, inputs]`."""
+        """Inputs for the states of branches, float32 `[n, inputs]`."""
         return np.asarray(self.coordinates(branches.observations), np.float32)
 
 
-def closed_only(branches: Branches, method: str) -> None:
+def require_next_observation(branches: Branches, method: str) -> None:
     """Refuse branches whose features cannot be fed back as an observation."""
-    if branches.feature_names != branches.observation_names:
+    if not branches.features_are_next_observation:
         raise ValueError(
             f"{method} needs features that are the observation of the next state; "
             f"got features {branches.feature_names[:3]}... and observations "
@@ -71,56 +74,47 @@ def closed_only(branches: Branches, method: str) -> None:
 def fit(
     model: Any,
     loss_fn: LossFn,
-    source: Source | Mapping[str, np.ndarray],
+    source: Source | Mapping[str, Any],
     task: Task,
     training: Training,
     name: str,
 ) -> Any:
-    """Train by the one loop; a checkpoint is of this method, these rewards and these branches."""
-    digest = hashlib.sha256(repr((name, asdict(training), task.conditioning)).encode())
-    digest.update(repr(sorted(task.branches.manifest["world"].items())).encode())
-    digest.update(repr(task.branches.recipe).encode())
-    for array in (task.rewards, task.branches.index, task.branches.observations):
-        digest.update(np.ascontiguousarray(array).data)
-    return train(
-        model,
-        loss_fn,
-        source,  # type: ignore[arg-type]
-        training,
-        directory=task.directory,
-        name=name,
-        identity=digest.hexdigest(),
-        show_progress=task.show_progress,
-    ).model
+    """Train a model with the one training loop; `name` is the prefix of its checkpoint."""
+    return train(model, loss_fn, source, training, **_options(task, name)).model
 
 
 def fit_members(
-    make_fn: Callable[[Array], Any],
+    make_fn: Any,
     members: int,
-    loss_fn: LossFn,
-    source: Source,
+    loss_fn: MemberLossFn,
+    source: Source | Mapping[str, Any],
     task: Task,
     training: Training,
     name: str,
 ) -> Any:
     """Train an ensemble side by side, each member on batches of its own."""
-    keys = jax.random.split(jax.random.key(training.seed), members)
-
-    def loss(models: Any, batch: Batch, key: Array, target: Any) -> Array:
-        own = by_member(batch, members)
-        each = eqx.filter_vmap(lambda model, rows: loss_fn(model, rows, key, None))
-        return jnp.sum(each(models, own)) / members
-
-    together = replace(training, batch_size=members * training.batch_size)
-    return fit(eqx.filter_vmap(make_fn)(keys), loss, source, task, together, name)
+    networks = stacked_members(make_fn, members, task.seed)
+    return train_members(networks, loss_fn, source, training, **_options(task, name)).model
 
 
-def by_blocks(predict_fn: Callable[[Array], Array], inputs: np.ndarray) -> np.ndarray:
-    """Predictions for rows of inputs, float64; blocks of one size are compiled once."""
-    parts = []
-    for start in range(0, max(1, len(inputs)), _BLOCK):
-        block = np.zeros((_BLOCK, inputs.shape[1]), np.float32)
-        num = min(_BLOCK, len(inputs) - start)
-        block[:num] = inputs[start : start + num]
-        parts.append(np.asarray(predict_fn(jnp.asarray(block)), float)[:num])
-    return np.concatenate(parts)
+def _options(task: Task, name: str) -> dict[str, Any]:
+    """Arguments of `train`; a checkpoint belongs to one method, task and set of branches."""
+    branches = task.branches
+    arrays = {
+        "rewards": task.rewards,
+        "index": branches.index,
+        "observations": branches.observations,
+    }
+    identity = {
+        "method": name,
+        "conditioning": task.conditioning,
+        "world": branches.world,
+        "recipe": branches.recipe.to_json(),
+        "sha256": {key: storage.sha256_arrays({key: array}) for key, array in arrays.items()},
+    }
+    return {
+        "directory": task.directory,
+        "name": name,
+        "identity": identity,
+        "show_progress": task.show_progress,
+    }

@@ -1,4 +1,4 @@
-"""`oracle`: the realised effects of the very branches asked about; an unattainable ceiling."""
+"""`oracle`: the realised effects of the branches it is asked about; an unattainable ceiling."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from cqm.experiments.methods.base import Predictor, Task
 
 
 class Oracle(Predictor):
-    """Learns nothing."""
+    """Learns nothing; it reads the answer."""
 
     def __init__(self, task: Task):
         pass
 
-    def outcomes(self, branches: Branches) -> np.ndarray:
+    def vectors(self, branches: Branches) -> np.ndarray:
         """Exact paired effects, averaged over the draws of a state."""
         return branches.effects().mean(axis=1)

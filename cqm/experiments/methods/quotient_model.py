@@ -1,11 +1,11 @@
-"""`cqm`, `cqm-full-rank` and `default`: the effect model, as the paper has it and otherwise.
+"""`cqm`, `cqm-full-rank` and `default`: the effect model as in the paper, and two variants.
 
-Both learn the centred outcomes of paired branches, without rewards. `cqm` is the paper's CQM-B:
-raw input unless the task conditions it, rank 8, width 128, one network, the task's training.
-`cqm-full-rank` differs in its decoder alone, which can express every effect: what it gains is what
-the paper's rank of 8 costs.
-`default` is what `cqm.EffectModel()` gives a user; it brings its own conditioning and training, so
-of the task it takes the seed, and as many updates in proportion as the task has of the paper's.
+All three learn the centred outcomes of paired branches, without rewards. `cqm` is the paper's
+CQM-B: one network of rank 8 and width 128, with the task's training, on raw input unless the task
+conditions it. `cqm-full-rank` differs only in its decoder, which can express every effect: the
+difference is what the paper's rank of 8 costs. `default` is what `cqm.EffectModel()` gives a user.
+It has its own conditioning and training, so it takes from the task only the seed, and the share of
+the paper's updates to make.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from cqm.models.training import Training
 
 
 class QuotientModel(Predictor):
-    """The paper's CQM-B, fitted to a task."""
+    """The paper's CQM-B."""
+
+    rank: int | None = 8
 
     def __init__(self, task: Task):
         self.model = self._model(task)
@@ -29,32 +31,29 @@ class QuotientModel(Predictor):
 
     def _model(self, task: Task) -> EffectModel:
         return EffectModel.paper(
-            seed=task.training.seed, training=task.training, conditioning=task.conditioning
+            seed=task.seed,
+            training=task.training,
+            conditioning=task.conditioning,
+            rank=self.rank,
         )
 
-    def outcomes(self, branches: Branches) -> np.ndarray:
+    def vectors(self, branches: Branches) -> np.ndarray:
         """κ(o, a)."""
         return self.model.effect(branches.observations)
 
 
 class FullRankModel(QuotientModel):
-    """The same with a decoder that nothing is lost in, fitted to a task."""
+    """CQM-B with a decoder that can express every effect."""
 
-    def _model(self, task: Task) -> EffectModel:
-        return EffectModel.paper(
-            seed=task.training.seed,
-            training=task.training,
-            conditioning=task.conditioning,
-            rank=None,
-        )
+    rank = None
 
 
 class DefaultModel(QuotientModel):
-    """The library's default effect model, fitted to a task."""
+    """The library's default effect model."""
 
     def _model(self, task: Task) -> EffectModel:
-        seed, paper = task.training.seed, Training()
-        if task.training.updates == paper.updates:
-            return EffectModel(seed=seed)
-        updates = max(1, TRAINING.updates * task.training.updates // paper.updates)
-        return EffectModel(seed=seed, training=replace(TRAINING, updates=updates, seed=seed))
+        updates, paper = task.training.updates, Training()
+        if updates == paper.updates:
+            return EffectModel(seed=task.seed)
+        updates = max(1, TRAINING.updates * updates // paper.updates)
+        return EffectModel(seed=task.seed, training=replace(TRAINING, updates=updates))

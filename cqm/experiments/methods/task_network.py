@@ -1,7 +1,7 @@
-"""The network of methods that are given the reward: a score for every action and direction.
+"""The network of methods that are given the reward: a score for every action and reward direction.
 
-The paper gives no architecture for these. This one has the vector models' encoder of three layers
-of width 128, their 16-dimensional action embedding and a head of three layers, which also sees the
+The paper gives no architecture for these. This one has the vector models' encoder, three layers of
+width 128, their 16-dimensional action embedding, and a head of three layers that also sees the
 reward's weights and ends in one number instead of a code and a decoder.
 """
 
@@ -15,8 +15,9 @@ from jax import Array
 
 from cqm.branches.dataset import Branches
 from cqm.experiments.methods.base import Predictor, Task
-from cqm.experiments.methods.fitting import Inputs, by_blocks
+from cqm.experiments.methods.fitting import BLOCK, Inputs
 from cqm.models.network import Linear, after_first, three_layers
+from cqm.models.predictors import in_blocks
 
 WIDTH, EMBEDDING = 128, 16
 
@@ -48,19 +49,19 @@ class TaskNetwork(eqx.Module):
         return self._score(state[:, None, None] + reward[..., None, :] + action)
 
     def of_action(self, inputs: Array, weights: Array, action: Array) -> Array:
-        """`[n]` for inputs `[n, inputs]`, weights `[n, d]` and one action each, `[n]`."""
+        """`[n]` for inputs `[n, inputs]`, weights `[n, d]` and one action per row, `[n]`."""
         state, actions, reward = self._parts(inputs, weights)
         return self._score(state + reward + actions[action])
 
     def _parts(self, inputs: Array, weights: Array) -> tuple[Array, Array, Array]:
-        """What state, actions and reward add to the head's first layer.
+        """The contributions of state, actions and reward to the head's first layer.
 
-        The layer sees them side by side, so it is a sum; each part is computed once.
+        The layer sees them side by side, so it is their sum, and each part is computed once.
         """
         state = three_layers(self.encoder, inputs)
         first = self.head[0]
         of_state, of_action, of_reward = jnp.split(first.weight, (WIDTH, WIDTH + EMBEDDING))
-        # Unit directions have small coordinates; around one they are seen from the start.
+        # Unit vectors have small coordinates; scaled to about one, the network sees them at once.
         reward = weights * weights.shape[-1] ** 0.5 @ of_reward
         return state @ of_state + first.bias, self.embedding @ of_action, reward
 
@@ -73,24 +74,20 @@ class TaskPredictor(Predictor):
 
     network: TaskNetwork
     inputs: Inputs
-    scale: float  # of what the network predicts
-
-    def outcomes(self, branches: Branches) -> None:
-        """No vector: only scores for a reward."""
-        return None
+    scale: float  # unit of the network's predictions
 
     def values(self, branches: Branches, weights: np.ndarray) -> np.ndarray:
         """q(o, a, w)."""
         given = jnp.asarray(weights, jnp.float32)[None]
         predict = eqx.filter_jit(lambda block: self.network(block, given) * self.scale)
-        return by_blocks(predict, self.inputs.of_states(branches))
+        return in_blocks(predict, self.inputs.of_states(branches), BLOCK)
 
 
 def make_task_network(task: Task, inputs: Inputs) -> TaskNetwork:
-    """A network for a task, initialised by the task's seed."""
+    """A network for a task, initialised with the task's seed."""
     return TaskNetwork(
         inputs.size,
         task.branches.num_actions,
         len(task.branches.feature_names),
-        key=jax.random.key(task.training.seed),
+        key=jax.random.key(task.seed),
     )

@@ -1,24 +1,20 @@
 """`task-td`: a universal value function, learned by temporal differences.
 
-It learns q(o, a, w) under the uniform continuation from single steps: the reward of the step plus
-the discounted mean over actions of a target network that is copied every 100 updates. Data are all
-steps of all arms; each transition is given one of the training rewards. It stands for the paper's
+It learns q(o, a, w) under the uniform continuation from single steps: the target is the reward of
+the step plus the discounted mean over actions of a target network that is copied every 100 updates.
+It uses all steps of all arms; each transition is given one of the training rewards, and targets are
+divided by one number: the spread of the reward times the sum of the discounts. This is the paper's
 "Task-TD, a universal value function approximator with target-network policy-evaluation backups".
 
-Choices, with accuracy on reacher / cartpole (5,000 states, 1,500 updates unless said, seed 7):
-- A batch is 256 times as many transitions as there are arms, drawn apart: 0.924 on cartpole, where
-  256 transitions give 0.890; with 2,000 updates 0.834 on reacher against 0.763. First steps of 256
-  states with all arms: 0.745 / 0.901; with another reward for every arm: 0.729 / 0.915; all steps,
-  grouped by family: 0.746 on reacher. Rewards are free of the nuisance, so that pairing has nothing
-  to cancel here. It costs some three times an update of the effect model.
-- Horizon: discounted infinite; ending with the branch gives 0.735 instead of 0.763 on reacher.
-- On cheetah at full size: 0.412; with targets that are not divided by one number 0.410; first steps
-  of 256 states with all arms 0.397, with a truncated horizon 0.418 and as they are 0.407; all
-  rewards at once by a product 0.398. The paper's 0.534 is reached with other held-out rewards:
-  0.562 on average over 40 sets (`benchmarks/directions.py`).
-- The reward enters the head; a product with a linear embedding of it, as in `direct`, gives
-  0.746 / 0.818.
-- Targets are divided by one number: the spread of the reward times the sum of the discounts.
+The paper leaves some choices open; docs/method-choices.md has the scores of the alternatives.
+- A batch has as many transitions as 256 states have arms together, drawn independently, which costs
+  about three times an update of the effect model. Only 256 transitions, or first steps of 256
+  states with all arms, are worse: rewards are free of the nuisance, so pairing has nothing to
+  cancel.
+- The horizon is infinite and discounted; ending with the branch is worse.
+- The reward enters the head; its product with a code, as in `direct`, is worse.
+None of these explains why the score on cheetah is below the paper's. Other held-out rewards do: see
+`benchmarks/directions.py`.
 """
 
 from __future__ import annotations
@@ -32,7 +28,7 @@ import numpy as np
 from jax import Array
 
 from cqm.experiments.methods.base import Task
-from cqm.experiments.methods.fitting import Inputs, closed_only, fit
+from cqm.experiments.methods.fitting import Inputs, fit, require_next_observation
 from cqm.experiments.methods.successor_features import td_training
 from cqm.experiments.methods.task_network import (
     TaskNetwork,
@@ -43,13 +39,12 @@ from cqm.experiments.methods.transitions import Transitions
 
 
 class TaskTD(TaskPredictor):
-    """Fitted to a task."""
+    """The network q."""
 
     def __init__(self, task: Task):
-        closed_only(task.branches, "TD learning")
+        require_next_observation(task.branches, "TD learning")
         self.inputs = inputs = Inputs.of(task)
-        training = td_training(task)
-        transitions = Transitions.of(task.branches, training)
+        transitions = Transitions.of(task)
         recipe, rewards = task.branches.recipe, jnp.asarray(task.rewards, jnp.float32)
         spread = float(np.std(transitions.start @ task.rewards.T)) or 1.0
         self.scale = scale = spread * float(recipe.discounts.sum())
@@ -65,5 +60,5 @@ class TaskTD(TaskPredictor):
             predicted = network.of_action(inputs(batch["before"]), weights, batch["action"])
             return jnp.mean((predicted - backup) ** 2)
 
-        network = make_task_network(task, self.inputs)
-        self.network = fit(network, loss, transitions, task, training, "task-td")
+        network = make_task_network(task, inputs)
+        self.network = fit(network, loss, transitions, task, td_training(task), "task-td")

@@ -1,4 +1,4 @@
-"""The network that the three vector models of the paper share, with its parts used separately."""
+"""The network that the paper's three vector models share, and functions for parts of it."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ RANK, WIDTH = 8, 128
 
 
 def make_network(task: Task, inputs: Inputs, *, rank: int = RANK) -> Network:
-    """The paper's network for a task, initialised by the task's seed."""
+    """The paper's network for a task, initialised with the task's seed."""
     return Network(
         inputs.size,
         task.branches.num_actions,
         len(task.branches.feature_names),
         rank=rank,
         width=WIDTH,
-        key=jax.random.key(task.training.seed),
+        key=jax.random.key(task.seed),
     )
 
 
 def for_action(network: Network, inputs: Array, embedded: Array) -> Array:
-    """`[..., features]` for one embedded action `[..., 16]` a row, instead of for all actions."""
+    """`[..., features]` for one embedded action `[..., 16]` per row, instead of for all actions."""
     state = three_layers(network.encoder, inputs)
     first = network.head[0]
     width = state.shape[-1]

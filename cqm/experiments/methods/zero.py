@@ -1,4 +1,4 @@
-"""`zero`: no action changes anything; the floor of effect error, and a tie of all actions."""
+"""`zero`: no action changes anything; the floor for effect errors, and a tie of all actions."""
 
 from __future__ import annotations
 
@@ -14,6 +14,6 @@ class ZeroEffect(Predictor):
     def __init__(self, task: Task):
         pass
 
-    def outcomes(self, branches: Branches) -> np.ndarray:
+    def vectors(self, branches: Branches) -> np.ndarray:
         """Zeros."""
         return np.zeros((len(branches), branches.num_actions, len(branches.feature_names)))
