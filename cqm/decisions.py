@@ -1,11 +1,11 @@
 """Decisions: from effects and a query to a ranking, and how far it can be trusted.
 
-Guarantees are conformal. They rest on held-out calibration states that are exchangeable with the
-states asked about: over both, with at least the stated probability, every contrast of a query lies
-within its radius, and the regret of the chosen action within its bound. They are marginal, over
-states, not for one given state. The guarantee proper is for the mean over as many draws as the
-calibration set has; the expected effect is closer to the prediction than that mean on average,
-because the mean still has noise.
+Guarantees are conformal: they need held-out calibration states that are exchangeable with the
+states asked about. With at least the stated probability over both, every contrast of a query lies
+within its radius of the prediction, and the regret of the chosen action within its bound. They are
+marginal, that is over states, and do not hold for each given state. Strictly, the guarantee is for
+the mean over as many draws as the calibration set has. On average the expected effect is closer to
+the prediction than that mean is, because the mean still contains noise.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ from typing import Any
 import numpy as np
 
 from cqm import bounds
-from cqm.queries import Query
+from cqm.queries import Query, QueryLike
 from cqm.quotient import center
 
-_CACHED = 1_000_000  # values of actions worked on at once: 8 MB
+_CACHED = 1_000_000  # action values computed at once: 8 MB
 
 
-def query_weights(query: Query | Sequence[Query] | np.ndarray) -> np.ndarray:
-    """Weights of one query `[features]`, of several `[queries, features]`, or given as they are."""
+def query_weights(query: QueryLike) -> np.ndarray:
+    """The weights of one query `[features]` or of several `[queries, features]`."""
     if isinstance(query, Query):
         return query.weights
     if isinstance(query, np.ndarray):
         return query
     if not isinstance(query, Sequence) or not all(isinstance(one, Query) for one in query):
         raise ValueError(
-            f"a query is a cqm.Query, several of them, or an array of weights; got {query!r}; "
-            'rewards in words are made by cqm.Query.formula("...", world)'
+            f"query must be a cqm.Query, several of them, or an array of weights; got {query!r}; "
+            'make one from text with cqm.Query.formula("...", world)'
         )
     return np.stack([one.weights for one in query])
 
 
-def advantage(effects: np.ndarray, query: Query | Sequence[Query] | np.ndarray) -> np.ndarray:
-    """Centred values of actions, `[n, actions]`, or `[n, queries, actions]` for several queries.
+def advantage(effects: np.ndarray, query: QueryLike) -> np.ndarray:
+    """Centred values of the actions, `[n, actions]`, or `[n, queries, actions]` for several.
 
     >>> advantage(np.array([[[1.0, 0.0], [-1.0, 0.0]]]), np.array([2.0, 5.0])).tolist()
     [[2.0, -2.0]]
@@ -48,13 +48,13 @@ def advantage(effects: np.ndarray, query: Query | Sequence[Query] | np.ndarray) 
     if weights.ndim == 1:
         return effects @ weights
     num, num_actions, size = effects.shape
-    # One product of matrices for all states and queries.
+    # A single matrix product for all states and queries.
     scores = effects.reshape(-1, size) @ weights.T
     return np.swapaxes(scores.reshape(num, num_actions, len(weights)), 1, 2)
 
 
 def rank(advantages: np.ndarray) -> np.ndarray:
-    """Actions from best to worst along the last axis; tied ones in the order of their number.
+    """Actions from best to worst along the last axis; ties in the order of their index.
 
     >>> rank(np.array([0.1, 0.5, 0.1])).tolist()
     [1, 0, 2]
@@ -63,7 +63,7 @@ def rank(advantages: np.ndarray) -> np.ndarray:
 
 
 def best(advantages: np.ndarray) -> np.ndarray:
-    """The best action along the last axis; the first of those that tie.
+    """The best action along the last axis; of tied actions, the first.
 
     >>> best(np.array([[0.1, 0.5], [0.5, 0.5]])).tolist()
     [1, 0]
@@ -71,11 +71,11 @@ def best(advantages: np.ndarray) -> np.ndarray:
     return np.argmax(advantages, axis=-1)
 
 
-def act(effects: np.ndarray, query: Query | Sequence[Query] | np.ndarray) -> np.ndarray:
-    """The best action of each state, `[n]`, or `[n, queries]` for several queries.
+def act(effects: np.ndarray, query: QueryLike) -> np.ndarray:
+    """The best action for each state, `[n]`, or `[n, queries]` for several queries.
 
-    The same as `best` of `advantage`, a few states at a time: their values stay in the
-    processor's cache, and those of all states and queries never exist at once.
+    The same as `best(advantage(effects, query))`, but computed a few states at a time: the values
+    fit the processor's cache, and those of all states and queries are never in memory at once.
 
     >>> act(np.array([[[1.0, 0.0], [-1.0, 0.0]]]), np.array([[2.0, 5.0], [-1.0, 0.0]])).tolist()
     [[0, 1]]
@@ -89,7 +89,7 @@ def act(effects: np.ndarray, query: Query | Sequence[Query] | np.ndarray) -> np.
     states = max(1, _CACHED // (num_actions * max(1, len(weights))))
     space = np.empty((num_actions * min(states, num), len(weights)))
     for start in range(0, num, states):
-        # Action by action, which is whole rows at a time; the maximum over a short axis is not.
+        # Action by action, so that whole rows are compared; a maximum over a short axis is slow.
         rows = effects[start : start + states].swapaxes(0, 1).reshape(-1, size)
         values = np.matmul(rows, columns, out=space[: len(rows)])
         highest, *others = values.reshape(num_actions, -1, len(weights))
@@ -101,20 +101,18 @@ def act(effects: np.ndarray, query: Query | Sequence[Query] | np.ndarray) -> np.
     return chosen
 
 
-def _fitting_weights(
-    effects: np.ndarray, query: Query | Sequence[Query] | np.ndarray
-) -> np.ndarray:
+def _fitting_weights(effects: np.ndarray, query: QueryLike) -> np.ndarray:
     weights = query_weights(query)
     if weights.shape[-1] != effects.shape[-1]:
         raise ValueError(
-            f"the query weighs {weights.shape[-1]} features, the effects have {effects.shape[-1]}; "
-            "build the query with the world that the model was trained on"
+            f"the query weights {weights.shape[-1]} features, but the effects have "
+            f"{effects.shape[-1]}; build the query with the world that the model was trained on"
         )
     return weights
 
 
 def ties(advantages: np.ndarray, *, tolerance: float = 1e-9) -> np.ndarray:
-    """How many actions share the best place, up to a tolerance relative to the spread.
+    """The number of actions tied for the best, up to a tolerance relative to the spread.
 
     >>> ties(np.array([[0.1, 0.5], [0.5, 0.5]])).tolist()
     [1, 2]
@@ -126,27 +124,44 @@ def ties(advantages: np.ndarray, *, tolerance: float = 1e-9) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Calibration:
-    """What a model got wrong on held-out states."""
+    """The errors of a model on held-out states, against the mean of several draws."""
 
     residuals: np.ndarray  # [n, actions, features], expected minus predicted effects
-    draws: int  # that the expected effects are means of
-    # For each feature `[features]`, sums over the actions, means over states:
-    noise: np.ndarray  # squared distance of a draw's effects from the expected ones
+    draws: int  # number of draws that the expected effects are means of
+    # Per feature `[features]`, summed over actions and averaged over states:
+    noise: np.ndarray  # squared distance of one draw's effects from the expected effects
     size: np.ndarray  # squared size of the expected effects
+
+    @classmethod
+    def from_draws(cls, predicted: np.ndarray, draws: np.ndarray) -> Calibration:
+        """From predicted effects `[n, actions, d]` and draws `[n, draws, actions, d]`.
+
+        Works with any number of draws from 2 on; `calibrate` is for guarantees, and needs 16.
+        """
+        if draws.shape[1] < 2:
+            raise ValueError(
+                "telling noise from error takes at least 2 draws per state; "
+                f"got {draws.shape[1]}; collect with draws=2 or more"
+            )
+        draws, num_draws = center(draws), draws.shape[1]
+        expected = draws.mean(axis=1)
+        noise = np.mean(np.sum(draws.var(axis=1, ddof=1), axis=1), axis=0)
+        size = np.mean(np.sum(expected**2, axis=1), axis=0) - noise / num_draws
+        return cls(expected - center(predicted), num_draws, noise, size)
 
     @property
     def excess_error(self) -> float:
-        """Squared error in the expected effects, as a share of their size: 0 is perfect.
+        """Squared error in the expected effects, as a share of their size; 0 is perfect.
 
-        The noise that the mean of the draws still has is taken off, so it may fall below 0.
+        The noise left in the mean of the draws is subtracted, so the value may fall below 0.
         """
         return float(self._errors().sum() / self.size.sum())
 
     @property
     def feature_errors(self) -> np.ndarray:
-        """The same of each feature; NaN where its effects cannot be told from noise."""
-        told = self.size > self.noise / self.draws
-        return self._errors() / np.where(told, self.size, np.nan)
+        """`excess_error` per feature; NaN where effects are indistinguishable from noise."""
+        visible = self.size > self.noise / self.draws
+        return self._errors() / np.where(visible, self.size, np.nan)
 
     def _errors(self) -> np.ndarray:
         """Squared errors in the expected effects, `[features]`."""
@@ -154,7 +169,7 @@ class Calibration:
 
     @property
     def noise_floor(self) -> float:
-        """The least NMSE against single draws that any model of the state can have."""
+        """The smallest NMSE against single draws that a model of the state can reach."""
         noise = float(self.noise.sum())
         return noise / (float(self.size.sum()) + noise)
 
@@ -164,7 +179,7 @@ class Calibration:
         return self.noise_floor + self.excess_error * (1 - self.noise_floor)
 
     def to_arrays(self) -> dict[str, np.ndarray]:
-        """As arrays to be saved with a model."""
+        """Arrays to save with a model; see `from_arrays`."""
         return {
             "calibration.residuals": self.residuals,
             "calibration.draws": np.array([self.draws]),
@@ -182,25 +197,13 @@ class Calibration:
         )
         return cls(residuals, int(draws[0]), noise, size)
 
-    @classmethod
-    def from_draws(cls, predicted: np.ndarray, draws: np.ndarray) -> Calibration:
-        """From predicted effects `[n, actions, d]` and two or more draws `[n, draws, actions, d]`.
-
-        A certificate needs more draws, which `calibrate` checks.
-        """
-        draws, num_draws = center(draws), draws.shape[1]
-        expected = draws.mean(axis=1)
-        noise = np.mean(np.sum(draws.var(axis=1, ddof=1), axis=1), axis=0)
-        size = np.mean(np.sum(expected**2, axis=1), axis=0) - noise / num_draws
-        return cls(expected - center(predicted), num_draws, noise, size)
-
     def radius(self, weights: np.ndarray, confidence: float) -> float:
-        """Within which all contrasts of a query lie at once, with this probability over states."""
+        """The radius within which all contrasts of a query lie, with this probability."""
         errors = self.residuals @ weights
         return _conformal(np.ptp(errors, axis=1), confidence)
 
     def effect_error(self, confidence: float) -> float:
-        """δ: the largest error of a state's effects in norm, with this probability over states."""
+        """δ: a bound on the norm of every effect error of a state, with this probability."""
         return _conformal(np.linalg.norm(self.residuals, axis=-1).max(axis=1), confidence)
 
 
@@ -209,22 +212,22 @@ class Verdict:
     """A decision for each state, and how far to trust it."""
 
     advantages: np.ndarray  # [n, actions]
-    action: np.ndarray  # [n], the best by the model
-    gap: np.ndarray  # [n], to the second best
-    radius: float  # of all contrasts at once
-    regret_bound: np.ndarray  # [n], the sharp, empirical one
+    action: np.ndarray  # [n], the best action according to the model
+    gap: np.ndarray  # [n], advantage over the second-best action
+    radius: float  # bound on the error of all contrasts at once
+    regret_bound: np.ndarray  # [n], max(0, radius − gap): the sharp, empirical bound
     combined_bound: float  # 2Wδ + 2·m_H·ε_r
     paper_bound: float  # 2Wδ + 4·m_H·ε_r
-    separable: np.ndarray  # [n], whether the best action is certified to be the best
-    confidence: float
+    separable: np.ndarray  # [n], whether the chosen action is certified to be the best
+    confidence: float  # probability with which the bounds hold
     calibration_states: int
 
     def __str__(self) -> str:
         share = self.separable.mean() if len(self.separable) else math.nan
         return (
             f"{share:.0%} of {len(self.action)} states separable; contrasts within "
-            f"±{self.radius:.3g} at {self.confidence:.0%} over states exchangeable with "
-            f"{self.calibration_states} calibration states; regret at most "
+            f"±{self.radius:.3g} with {self.confidence:.0%} confidence over states exchangeable "
+            f"with {self.calibration_states} calibration states; regret at most "
             f"{self.regret_bound.max(initial=0):.3g} (general bound {self.combined_bound:.3g})"
         )
 
@@ -232,7 +235,7 @@ class Verdict:
 def query_radius(
     query: Query, calibration: Calibration, discount: float, horizon: int, confidence: float
 ) -> float:
-    """Within which all contrasts of a query lie at once, its projection error included."""
+    """The radius within which all contrasts of a query lie, including its projection error."""
     error = 0.0 if query.error is None else query.error.supremum
     projection = float(bounds.reward_projection_error(error, discount, horizon))
     return calibration.radius(query.weights, confidence) + projection
@@ -254,11 +257,11 @@ def certify(
     adds 2·m_H·ε_r to the radius.
 
     Args:
-        effects: Predicted, `[n, actions, features]`.
+        effects: Predicted effects, `[n, actions, features]`.
         query: The reward.
-        calibration: Errors on held-out states.
-        discount: Of the outcomes.
-        horizon: Of the outcomes.
+        calibration: The model's errors on held-out states.
+        discount: Discount of the outcomes.
+        horizon: Horizon of the outcomes.
         confidence: Probability with which all contrasts of a state are within the radius.
     """
     advantages = advantage(effects, query)
@@ -285,23 +288,24 @@ def certify(
 
 
 def calibrate(predicted: np.ndarray, draws: np.ndarray) -> Calibration:
-    """Errors of predicted effects `[n, actions, d]` against draws `[n, draws, actions, d]`."""
+    """`Calibration.from_draws`, with enough draws `[n, draws, actions, d]` for guarantees."""
     if draws.shape[1] < 16:
         raise ValueError(
-            "calibration needs at least 16 draws a state, so that their mean is close to the "
+            "calibration needs at least 16 draws per state, so that their mean is close to the "
             f"expected effect; got {draws.shape[1]}; collect with draws=16 or more"
         )
     return Calibration.from_draws(predicted, draws)
 
 
 def _conformal(scores: np.ndarray, confidence: float) -> float:
-    """The smallest value that a new, exchangeable score stays below with this probability."""
+    """The smallest bound that a new, exchangeable score respects with this probability."""
     if not 0 < confidence < 1:
         raise ValueError(f"confidence must be in (0, 1); got {confidence}")
     needed = math.ceil((len(scores) + 1) * confidence)
     if needed > len(scores):
         raise ValueError(
-            f"{len(scores)} calibration states cannot support a confidence of {confidence}; "
-            f"at least {math.ceil(confidence / (1 - confidence) - 1e-9)} are needed"
+            f"a confidence of {confidence} needs at least "
+            f"{math.ceil(confidence / (1 - confidence) - 1e-9)} calibration states; "
+            f"got {len(scores)}"
         )
     return float(np.sort(scores)[needed - 1])

@@ -1,8 +1,9 @@
-"""Queries: a reward becomes weights on features, and an error where it is not linear in them.
+"""Queries: rewards as weights on features, with the error made where a reward is not linear.
 
-A constant added to a reward is free, because an effect measure has no mass: formulas lose their
-constant, and projections have an intercept that is thrown away. Features are named as the simulator
-names them, also where a world mixes a nuisance in and the weights are on mixed features.
+Adding a constant to a reward changes nothing, because an effect measure has total mass zero: the
+constant of a formula is dropped, and so is the intercept of a projection. Features go by the
+simulator's names, even where a world mixes a nuisance into them and the weights are on the mixed
+features.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import difflib
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -20,12 +21,20 @@ from numpy.typing import ArrayLike
 from cqm import bounds
 from cqm.worlds.contract import World
 from cqm.worlds.features import sample_events, varies
-from cqm.worlds.nuisance import NuisanceWorld
 
-Features = Any  # what has `feature_names`: a world, branches, a fitted model; or the names
-Target = Mapping[str, float] | ArrayLike  # values of some features by name, or of all
 
-_POOR_FIT = 0.9
+class Named(Protocol):
+    """Anything with named features: a world, branches, logs or a fitted model."""
+
+    @property
+    def feature_names(self) -> tuple[str, ...]:
+        """The names, in the order of the features."""
+
+
+Features: TypeAlias = Named | Sequence[str]  # something with named features, or the names
+Target: TypeAlias = Mapping[str, float] | ArrayLike  # values of some features by name, or of all
+
+_POOR_FIT = 0.9  # R² below which a projected reward is warned about
 _MAX_LENGTH, _MAX_DEPTH, _MAX_EXPONENT = 4000, 100, 32  # in a formula
 _ARGUMENTS = {1: "abs sqrt exp log sin cos tanh", 2: "minimum maximum", 3: "clip where"}
 _FUNCTIONS = {name: num for num, names in _ARGUMENTS.items() for name in names.split()}
@@ -42,17 +51,17 @@ _Expression = float | str | tuple[Any, ...]  # a number, a name, or a NumPy func
 class ProjectionError:
     """How far a reward is from linear in the features, on a sample of events.
 
-    Errors are of r − wᵀφ − c in size; the constant c is free, and makes the largest small.
+    An error is |r − wᵀφ − c|, with the constant c that makes the largest error smallest.
     """
 
-    supremum: float  # an estimate of ε_r, too small: a sample seldom has the worst event
-    quantiles: tuple[float, ...]  # of the errors, at 50, 90 and 99 %
-    r_squared: float  # the share of variance explained, adjusted for the number of weights
+    supremum: float  # the largest error in the sample: a lower estimate of ε_r
+    quantiles: tuple[float, ...]  # 50, 90 and 99 % quantiles of the errors
+    r_squared: float  # share of the variance explained, adjusted for the number of weights
     num_events: int
 
     def __str__(self) -> str:
         return (
-            f"R² {self.r_squared:.3f}, error {self.quantiles[0]:.2g} in the median and up to "
+            f"R² {self.r_squared:.3f}, median error {self.quantiles[0]:.2g}, largest "
             f"{self.supremum:.2g} on {self.num_events} events"
         )
 
@@ -67,7 +76,7 @@ class Query:
 
     weights: np.ndarray  # [features], float64
     name: str = "query"
-    error: ProjectionError | None = None  # None where the reward is linear
+    error: ProjectionError | None = None  # None if the reward is linear in the features
 
     def __post_init__(self) -> None:
         weights = np.array(self.weights, float)
@@ -81,7 +90,7 @@ class Query:
 
     @classmethod
     def vector(cls, weights: ArrayLike, features: Features, *, name: str = "vector") -> Query:
-        """Plain weights, one a feature; mixed features where the world has a nuisance.
+        """Plain weights, one per feature; on the mixed features if the world has a nuisance.
 
         >>> Query.vector([1.0, 0.0], ["x", "y"]).weights
         array([1., 0.])
@@ -89,19 +98,21 @@ class Query:
         return cls(_vector("weights", weights, _names(features)), name)
 
     @classmethod
-    def direction(cls, g: ArrayLike, world: Features, *, name: str = "direction") -> Query:
-        """The reward gᵀx of native features x, whether or not a nuisance is mixed into them.
+    def direction(cls, weights: ArrayLike, features: Features, *, name: str = "direction") -> Query:
+        """Weights on the native features, whether or not a nuisance is mixed into them.
 
         >>> from cqm.worlds import load_world
         >>> Query.direction(np.ones(6), load_world("reacher-easy", nuisance=64)).weights.shape
         (70,)
         """
-        weights = _vector("g", g, _names(_native(world)))
-        return cls(world.mixed_weights(weights) if _native(world) is not world else weights, name)
+        weights = _vector("weights", weights, _names(_native(features)))
+        return cls(
+            features.mixed_weights(weights) if isinstance(features, World) else weights, name
+        )
 
     @classmethod
     def named(cls, weights: Mapping[str, float], features: Features) -> Query:
-        """Weights of some features by name; all others are zero.
+        """Weights on some features by name; all others get zero.
 
         >>> Query.named({"y": 2.0}, ["x", "y"]).weights
         array([0., 2.])
@@ -113,66 +124,91 @@ class Query:
         return cls.direction(direction, features, name=name)
 
     @classmethod
-    def formula(cls, text: str, world: Features, **sampling: Any) -> Query:
+    def formula(
+        cls,
+        text: str,
+        features: Features,
+        *,
+        events: ArrayLike | None = None,
+        num_events: int = 4096,
+        seed: int = 0,
+    ) -> Query:
         """A reward written as a formula over named features.
 
-        One that is linear is compiled exactly, any other projected by least squares over events.
+        A linear formula is compiled exactly; any other is projected by least squares over events.
 
         Args:
             text: Such as `"0.5*height - 0.1*abs(velocity_rootx)"`: numbers, feature names,
                 `+ - * / **`, comparisons (1 or 0), parentheses, abs, sqrt, exp, log, sin, cos,
                 tanh, minimum, maximum, clip, where. Exponents are numbers.
-            world: The world; anything with feature names if the formula is linear.
-            **sampling: `events`, native features `[..., features]`, such as the `steps` array of
-                branches; or `num_events=4096` and `seed=0` of a sample rolled out for the purpose.
+            features: The world. For a linear formula, or with `events`, anything with feature names
+                or the names themselves.
+            events: Native features `[..., features]` to project on, such as the `steps` array of
+                branches. By default they are sampled from the world.
+            num_events: Number of events to sample.
+            seed: Random seed for the sample.
 
         >>> Query.formula("3 - (x + 2*y)/4", ["x", "y"]).weights
         array([-0.25, -0.5 ])
         """
-        names = _names(_native(world))
+        names = _names(_native(features))
         expression = _parsed(text, names)
         affine = _affine(expression, names)
         if affine is not None:
-            return cls.direction(affine[:-1], world, name=text)
-        events = _events(world, **sampling)
-        rewards = _evaluated(expression, dict(zip(names, events.T, strict=True)))
-        return cls._projected(events, rewards, world, text)
+            return cls.direction(affine[:-1], features, name=text)
+        sample = _events(features, events, num_events, seed)
+        rewards = _evaluated(expression, dict(zip(names, sample.T, strict=True)))
+        return cls._projected(sample, rewards, features, text)
 
     @classmethod
     def goal(
-        cls, target: Target, world: Features, *, squared: bool = False, **sampling: Any
+        cls,
+        target: Target,
+        features: Features,
+        *,
+        squared: bool = False,
+        events: ArrayLike | None = None,
+        num_events: int = 4096,
+        seed: int = 0,
     ) -> Query:
-        """Minus the Euclidean distance to a target in some named features, or in all of them.
+        """Minus the Euclidean distance to a target, projected like a `formula`.
 
-        Projected like a `formula`; `squared` takes the square of the distance.
+        Args:
+            target: Values of some features by name, or of all features in their order.
+            features: The world; with `events`, anything with feature names, or the names.
+            squared: Whether to square the distance.
+            events: As for `formula`.
+            num_events: As for `formula`.
+            seed: As for `formula`.
 
         >>> events = np.array([[-1.0, 1.0], [-2.0, 4.0], [1.0, 1.0], [3.0, 9.0], [0.0, 0.0]])
         >>> Query.goal({"x": 1.0}, ["x", "x^2"], squared=True, events=events).weights.round(12)
         array([ 2., -1.])
         """
-        names = _names(_native(world))
+        names = _names(_native(features))
         if not isinstance(target, Mapping):
             target = dict(zip(names, _vector("target", target, names), strict=True))
         if not target:
             raise ValueError(f"a goal needs a value for at least one of {list(names)}; got none")
-        columns, events = _columns(target, names), _events(world, **sampling)
-        distances = np.linalg.norm(events[:, columns] - [*target.values()], axis=1)
+        columns, sample = _columns(target, names), _events(features, events, num_events, seed)
+        distances = np.linalg.norm(sample[:, columns] - [*target.values()], axis=1)
         place = ", ".join(f"{feature}={value:g}" for feature, value in target.items())
         if squared:
-            return cls._projected(events, -(distances**2), world, f"-squared distance to {place}")
-        return cls._projected(events, -distances, world, f"-distance to {place}")
+            name = f"-squared distance to {place}"
+            return cls._projected(sample, -(distances**2), features, name)
+        return cls._projected(sample, -distances, features, f"-distance to {place}")
 
     @classmethod
     def samples(cls, events: ArrayLike, rewards: ArrayLike, features: Features) -> Query:
-        """A reward known by examples: features `[n, features]`, native or mixed, and rewards `[n]`.
+        """A reward known from examples: features `[n, features]` (native or mixed), rewards `[n]`.
 
         >>> Query.samples([[0.0], [1.0], [2.0]], [5.0, 7.0, 9.0], ["x"]).weights.round(12)
         array([2.])
         """
         if np.shape(events)[-1:] == (len(_names(features)),):
             features = _names(features)
-        events = _events(features, events)
-        return cls._projected(events, rewards, features, f"regression on {len(events)} samples")
+        sample = _events(features, events)
+        return cls._projected(sample, rewards, features, f"regression on {len(sample)} samples")
 
     def regret_bound(
         self,
@@ -181,9 +217,10 @@ class Query:
         horizon: int | None,
         form: Literal["tight", "paper"] = "tight",
     ) -> np.ndarray:
-        """The most regret of the best-looking action when every effect is `effect_error`-close.
+        """Bound on the regret of the best-looking action if every effect is `effect_error`-close.
 
-        `bounds.combined_regret` of these weights; where `error` is an estimate, so is the bound.
+        This is `bounds.combined_regret` for these weights. `error` is an estimate, so the bound for
+        a projected reward is an estimate too.
 
         >>> float(Query([3.0, 4.0]).regret_bound(0.1, 0.95, 12))
         1.0
@@ -198,14 +235,17 @@ class Query:
         weights, error = project(events, rewards)
         poor = error.r_squared < _POOR_FIT
         if poor or not weights.any():
-            fit = f"is not linear (R² = {error.r_squared:.2f}); richer features may hold it"
-            problem = fit if poor else "is constant, so it prefers no action; give other events"
+            fit = f"is not linear (R² = {error.r_squared:.2f}); richer features may express it"
+            problem = fit if poor else "is constant, so it prefers no action; pass other events"
             warnings.warn(f"on {len(events)} events, the reward {name!r} {problem}", stacklevel=3)
         return replace(cls.direction(weights, features, name=name), error=error)
 
 
+QueryLike: TypeAlias = Query | Sequence[Query] | np.ndarray  # one, several, or plain weights
+
+
 def project(events: ArrayLike, rewards: ArrayLike) -> tuple[np.ndarray, ProjectionError]:
-    """The smallest weights `[features]` nearest to a reward in least squares, up to a constant.
+    """The least-squares weights `[features]` for a reward up to a constant, smallest if several.
 
     >>> weights, error = project([[0.0], [1.0], [2.0], [3.0]], [1.0, 0.0, 0.0, 1.0])
     >>> abs(weights).round(12), error.supremum
@@ -214,23 +254,29 @@ def project(events: ArrayLike, rewards: ArrayLike) -> tuple[np.ndarray, Projecti
     events, rewards = np.asarray(events, float), np.asarray(rewards, float)
     if events.ndim != 2 or rewards.shape != events.shape[:1] or len(events) < 2:
         got = f"{list(events.shape)} and {list(rewards.shape)}"
-        raise ValueError(f"a projection needs events [n, features] and rewards [n]; got {got}")
+        raise ValueError(
+            f"a projection needs events [n, features] and rewards [n], n at least 2; got {got}"
+        )
     num, width = events.shape
     bad = num - np.sum(np.isfinite(rewards) & np.isfinite(events).all(axis=1))
     if bad:
-        raise ValueError(f"reward and features must be finite; not so on {bad} of {num} events")
+        raise ValueError(
+            f"reward and features must be finite; they are not on {bad} of {num} events"
+        )
     size = np.abs(rewards).max(initial=0.0) or 1.0
     target = np.where(varies(rewards), rewards / size - np.mean(rewards / size), 0.0)
     centred = np.where(varies(events), events - events.mean(axis=0), 0.0)
-    # Columns of unit variance, so that the rank does not depend on the features' units.
+    # Columns are scaled to unit variance, so that the rank does not depend on the features' units.
     scale = np.where(varies(events), centred.std(axis=0), 1.0)
     left, values, right = np.linalg.svd(centred / scale, full_matrices=False)
     kept = values > max(num, width) * np.finfo(float).eps * values.max(initial=0.0)
     rank = int(kept.sum())
     if num <= rank + 1:
-        raise ValueError(f"{num} events leave no error to see; give more than {width + 1}")
+        raise ValueError(
+            f"{num} events are too few to estimate the error; pass more than {width + 1}"
+        )
     weights = right[kept].T @ (left[:, kept].T @ target / values[kept]) / scale
-    if rank < width:  # only what the events span, in the features' own units
+    if rank < width:  # keep only what the events span, in the features' own units
         basis, _ = np.linalg.qr((right[kept] * scale).T)
         weights = basis @ (basis.T @ weights)
     residuals = target - centred @ weights
@@ -242,13 +288,15 @@ def project(events: ArrayLike, rewards: ArrayLike) -> tuple[np.ndarray, Projecti
 
 
 def _parsed(text: str, names: Sequence[str]) -> _Expression:
-    """A formula in a small part of Python's grammar; nothing in it is executed."""
+    """Parse a formula in a small subset of Python's grammar; nothing in it is executed."""
     if not isinstance(text, str) or len(text) > _MAX_LENGTH:
-        raise ValueError(f"a formula is text of up to {_MAX_LENGTH} characters; got {text!r:.80}")
+        raise ValueError(
+            f"a formula must be a string of up to {_MAX_LENGTH} characters; got {text!r:.80}"
+        )
     try:
         root = ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise ValueError(f"the formula {text[:80]!r} cannot be read: {error}") from None
+        raise ValueError(f"the formula {text[:80]!r} cannot be parsed: {error}") from None
 
     def expression(node: ast.AST, depth: int) -> _Expression:
         if depth > _MAX_DEPTH:
@@ -273,9 +321,9 @@ def _parsed(text: str, names: Sequence[str]) -> _Expression:
     return expression(root, 0)
 
 
-@np.errstate(all="ignore")  # values that are not finite are refused in the end
+@np.errstate(all="ignore")  # `project` refuses values that are not finite
 def _evaluated(expression: _Expression, columns: Mapping[Any, np.ndarray]) -> Any:
-    """The value of an expression where names stand for columns `[n]`."""
+    """The value of an expression in which names stand for columns `[n]`."""
     if not isinstance(expression, tuple):
         return columns.get(expression, expression)
     fn, *args = expression
@@ -284,7 +332,7 @@ def _evaluated(expression: _Expression, columns: Mapping[Any, np.ndarray]) -> An
 
 @np.errstate(all="ignore")
 def _affine(expression: _Expression, names: Sequence[str]) -> np.ndarray | None:
-    """Weights and constant `[features + 1]` of a linear expression; None for others."""
+    """Weights and constant `[features + 1]` of a linear expression; None for any other."""
     one = (np.arange(len(names) + 1) == len(names)).astype(float)
     if isinstance(expression, str):
         return np.roll(one, 1 + names.index(expression))
@@ -294,7 +342,7 @@ def _affine(expression: _Expression, names: Sequence[str]) -> np.ndarray | None:
     numbers = [None if arg is None or arg[:-1].any() else arg[-1] for arg in args]
     if fn is np.power and (numbers[1] is None or not abs(numbers[1]) <= _MAX_EXPONENT):
         got = "features" if numbers[1] is None else f"{numbers[1]:g}"
-        raise ValueError(f"an exponent must be a number up to ±{_MAX_EXPONENT}; got {got}")
+        raise ValueError(f"an exponent must be a number within ±{_MAX_EXPONENT}; got {got}")
     if all(number is not None for number in numbers):
         return fn(*numbers) * one
     if any(arg is None for arg in args):
@@ -309,13 +357,15 @@ def _affine(expression: _Expression, names: Sequence[str]) -> np.ndarray | None:
 
 
 def _native(features: Features) -> Features:
-    return features.native if isinstance(features, NuisanceWorld) else features
+    return features.native if isinstance(features, World) else features
 
 
 def _names(features: Features) -> tuple[str, ...]:
     names: Any = getattr(features, "feature_names", features)
     if isinstance(names, str) or not all(isinstance(name, str) for name in names):
-        raise ValueError(f"features must be a world, branches, a model or names; got {features!r}")
+        raise ValueError(
+            f"features must be a world, branches, logs, a model or feature names; got {features!r}"
+        )
     return tuple(names)
 
 
@@ -331,20 +381,25 @@ def _columns(wanted: Iterable[str], names: Sequence[str]) -> list[int]:
 def _vector(what: str, values: ArrayLike, names: Sequence[str]) -> np.ndarray:
     values = np.asarray(values, float)
     if values.shape != (len(names),):
-        raise ValueError(f"{what} must be [{len(names)}], one a feature; got shape {values.shape}")
+        raise ValueError(
+            f"{what} must be [{len(names)}], one per feature; got shape {values.shape}"
+        )
     return values
 
 
 def _events(
     features: Features, events: ArrayLike | None = None, num_events: int = 4096, seed: int = 0
 ) -> np.ndarray:
-    """Native features `[n, features]`, as given or sampled from the world."""
+    """Native features `[n, features]`: those given, or a sample from the world."""
     native = _native(features)
     if events is None:
         if not isinstance(native, World):
-            raise ValueError("a reward that is not linear needs a world to sample, or events")
+            raise ValueError(
+                "a reward that is not linear in the features needs a world to sample events from, "
+                f"or events=...; got {type(features).__name__}"
+            )
         return sample_events(native, num_events, seed=seed)
     events, names = np.asarray(events, float), _names(native)
     if events.ndim < 2 or events.shape[-1] != len(names):
-        raise ValueError(f"events must be [..., features] of {names}; got shape {events.shape}")
+        raise ValueError(f"events must be [..., features] {names}; got shape {events.shape}")
     return events.reshape(-1, len(names))

@@ -19,7 +19,7 @@ def test_advantages_of_one_and_of_many_queries():
     queries = [Query.vector(w, NAMES) for w in weights]
     np.testing.assert_array_equal(advantage(EFFECTS, queries), expected)
     np.testing.assert_array_equal(advantage(EFFECTS, queries[0]), np.array(expected)[:, 0])
-    with pytest.raises(ValueError, match="the query weighs 3 features, the effects have 2"):
+    with pytest.raises(ValueError, match="the query weights 3 features, but the effects have 2"):
         advantage(EFFECTS, np.ones(3))
 
 
@@ -46,7 +46,7 @@ def test_the_radius_is_the_conformal_quantile_of_the_widest_contrast():
     assert calibration.radius(np.array([-2.0, 5.0]), 0.95) == 188
     assert calibration.effect_error(0.5) == 49
     with pytest.raises(
-        ValueError, match=r"99 calibration states cannot support a confidence of 0.999"
+        ValueError, match=r"a confidence of 0.999 needs at least 999 calibration states; got 99"
     ):
         calibration.radius(np.ones(2), 0.999)
     with pytest.raises(ValueError, match=r"confidence must be in \(0, 1\); got 1.5"):
@@ -71,7 +71,9 @@ def test_regret_is_bounded_by_what_the_gap_leaves_of_the_radius():
     # 2Wδ with W = √2 and δ = 3; the reward is linear.
     assert verdict.combined_bound == pytest.approx(6 * np.sqrt(2))
     assert verdict.paper_bound == verdict.combined_bound
-    assert str(verdict).startswith("50% of 2 states separable; contrasts within ±3 at 95%")
+    assert str(verdict).startswith(
+        "50% of 2 states separable; contrasts within ±3 with 95% confidence"
+    )
 
 
 def test_a_reward_that_is_not_linear_widens_the_radius():
@@ -108,17 +110,21 @@ def test_errors_of_each_feature_are_shares_of_its_own_size():
 
 @pytest.mark.parametrize("query", [[1.0, 0.0], "x", 3.0, None])
 def test_what_is_no_query_is_refused_in_words(query):
-    with pytest.raises(ValueError, match=r"a query is a cqm\.Query, several of them, or an array"):
+    with pytest.raises(ValueError, match=r"query must be a cqm\.Query, several of them, or an"):
         act(EFFECTS, query)
 
 
 def test_calibration_needs_draws():
     with pytest.raises(
-        ValueError, match=r"at least 16 draws a state.*got 3; collect with draws=16"
+        ValueError, match=r"at least 16 draws per state.*got 3; collect with draws=16"
     ):
         calibrate(np.zeros((5, 2, 2)), np.zeros((5, 3, 2, 2)))
     draws = np.repeat(EFFECTS[:, None], 16, axis=1)
     np.testing.assert_array_equal(calibrate(0 * EFFECTS, draws).residuals, EFFECTS)
+    # Errors can be measured from two draws on; a guarantee takes more.
+    assert Calibration.from_draws(0 * EFFECTS, draws[:, :2]).excess_error == 1.0
+    with pytest.raises(ValueError, match=r"at least 2 draws per state; got 1"):
+        Calibration.from_draws(0 * EFFECTS, draws[:, :1])
 
 
 def test_scores_of_a_calibration_are_against_what_is_reachable():
