@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cqm.models.ridge import fold_numbers, ridge
+from cqm.regression import fold_numbers, ridge
 
 REGIONS = 20  # at most
 REGION_SIZE = 100  # decisions, at least

@@ -6,13 +6,13 @@ other trajectories, so it cannot have learned that trajectory's noise.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-_PENALTIES = 10.0 ** np.arange(-6, 4)  # a row, of regressors of unit size
-_FREE = 1e3  # a regressor that is so much larger is hardly penalised
+from cqm.regression import fold_numbers as fold_numbers
+from cqm.regression import ridge as ridge
+
 _SCALES = (1.0, 2.0, 4.0)  # of the waves, in turns over the whole spread of the inputs
 
 
@@ -38,73 +38,6 @@ class Waves:
         """`[n, 1 + inputs + waves]`."""
         bent = np.cos(inputs @ self.frequencies + self.phases)
         return np.concatenate([np.ones((len(inputs), 1)), inputs, bent], axis=1)
-
-
-@dataclass(frozen=True)
-class Ridge:
-    """A ridge regression whose penalties, one for each output, predict best across folds."""
-
-    weights: np.ndarray  # [regressors, outputs], of all rows
-    by_fold: np.ndarray  # [folds, regressors, outputs], of the rows outside each fold
-    predictions: np.ndarray  # [n, outputs], of each row by the other folds
-
-
-def ridge(
-    design: np.ndarray, targets: np.ndarray, folds: np.ndarray, *, free: Sequence[int] = (0,)
-) -> Ridge:
-    """Regress targets `[n, outputs]` on regressors `[n, regressors]`, cross-fitted.
-
-    Args:
-        design: Regressors.
-        targets: What they are to explain.
-        folds: The fold of each row, as `fold_numbers` gives them.
-        free: Columns that are not shrunk, or the average would be drawn to zero with the rest.
-    """
-    num, outputs = targets.shape
-    size = np.ones(design.shape[1])
-    size[list(free)] = _FREE
-    design = design * size
-    rows = [folds == fold for fold in range(folds.max() + 1)]
-    squares = [design[own].T @ design[own] for own in rows]
-    products = [design[own].T @ targets[own] for own in rows]
-    square, product = sum(squares), sum(products)
-    errors = np.zeros((len(_PENALTIES), outputs))
-    outside = []  # each fold: axes, variances along them, what they explain, rows
-    for own, part, joint in zip(rows, squares, products, strict=True):
-        values, axes = np.linalg.eigh(square - part)
-        values, projected = np.maximum(values, 0)[:, None], axes.T @ (product - joint)
-        others = num - int(own.sum())
-        inside = design[own] @ axes
-        for i, penalty in enumerate(_PENALTIES):
-            guesses = inside @ (projected / (values + penalty * others))
-            errors[i] += ((guesses - targets[own]) ** 2).sum(axis=0)
-        outside.append((axes, values, projected, others))
-    penalties = _PENALTIES[errors.argmin(axis=0)]
-    by_fold = np.stack([v @ (p / (values + penalties * n)) for v, values, p, n in outside])
-    values, axes = np.linalg.eigh(square)
-    weights = axes @ ((axes.T @ product) / (np.maximum(values, 0)[:, None] + penalties * num))
-    predictions = np.empty((num, outputs))
-    for own, part in zip(rows, by_fold, strict=True):
-        predictions[own] = design[own] @ part
-    return Ridge(size[:, None] * weights, size[:, None] * by_fold, predictions)
-
-
-def fold_numbers(
-    num: int, folds: int, groups: np.ndarray | None = None, *, seed: int = 0
-) -> np.ndarray:
-    """The fold of each row, `[n]`: drawn, because logs may have a rhythm of their own.
-
-    Args:
-        num: Rows.
-        folds: How many.
-        groups: Rows of one group, `[n]` numbers, stay together; every row alone by default.
-        seed: Of the draw.
-    """
-    names, own = np.unique(np.arange(num) if groups is None else groups, return_inverse=True)
-    if not 2 <= folds <= len(names):
-        what = "trajectories" if groups is None else "groups of trajectories"
-        raise ValueError(f"folds must be from 2 to the {len(names)} {what}; got {folds}")
-    return (np.random.default_rng(seed).permutation(len(names)) % folds)[own]
 
 
 def shrunk_covariance(residuals: np.ndarray) -> np.ndarray:
