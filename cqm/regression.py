@@ -1,6 +1,6 @@
 """Cross-fitted ridge regression, in closed form.
 
-Each row is predicted by a regression on the other folds, which cannot have learned that row's noise.
+Each row is predicted from the other folds, so the prediction cannot have learned its noise.
 """
 
 from __future__ import annotations
