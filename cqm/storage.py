@@ -1,7 +1,7 @@
-"""Files: atomic, checksummed safetensors and JSON; nothing else in the package writes any.
+"""Files: safetensors and JSON, written atomically and checksummed.
 
-A file is complete or it does not exist: it is written under a temporary name, flushed to the disk
-and renamed. Loading never executes anything.
+All files of the library are written here. A file is complete or it does not exist: it is written
+under a temporary name, flushed to disk and renamed. Loading a file never executes anything in it.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ _TYPES = {
 
 
 class DamagedFileError(ValueError):
-    """A file that is not what it should be; the message names it and what repairs it."""
+    """A damaged file; the message names it and says how to repair it."""
 
 
 def inside(directory: str | Path, name: str) -> Path:
-    """The path of a plain file name within a directory; anything that would leave it is refused.
+    """The path of a plain file name within a directory; names that would leave it are refused.
 
     >>> inside("data", "../secret")
     Traceback (most recent call last):
@@ -54,10 +54,11 @@ def inside(directory: str | Path, name: str) -> Path:
 def encode_arrays(
     batches: Sequence[Mapping[str, np.ndarray]], metadata: Mapping[str, str]
 ) -> Iterator[bytes | memoryview]:
-    """The pieces of a safetensors file of arrays that come in batches along their first axis.
+    """Encode batches of arrays, to be joined along their first axis, as a safetensors file.
 
-    The format is a header and then the numbers. It is written here because the library's own writer
-    wants each array in one piece, and putting large shards together costs more than hashing them.
+    The pieces of the file are yielded in order. The format is a header followed by the numbers; it
+    is written here because safetensors' own writer needs each array in one piece, and joining large
+    shards takes longer than hashing them.
     """
     header: dict[str, Any] = {"__metadata__": dict(sorted(metadata.items()))}
     offset = 0
@@ -65,7 +66,7 @@ def encode_arrays(
         pieces = [batch[name] for batch in batches]
         if pieces[0].dtype not in _TYPES:
             raise ValueError(
-                f"array {name!r} of type {pieces[0].dtype} cannot be stored; "
+                f"array {name!r} has type {pieces[0].dtype}, which cannot be stored; "
                 f"allowed: {sorted(str(dtype) for dtype in _TYPES)}"
             )
         if len({(piece.dtype, piece.shape[1:]) for piece in pieces}) > 1:
@@ -88,7 +89,7 @@ def encode_arrays(
 
 @dataclass(frozen=True)
 class Written:
-    """A file that was written."""
+    """Checksum and size of a file that was written."""
 
     sha256: str
     num_bytes: int
@@ -118,6 +119,15 @@ def write_pieces(path: str | Path, pieces: Iterable[bytes | memoryview]) -> Writ
     return Written(digest.hexdigest(), num_bytes)
 
 
+def canonical_json(value: Any) -> str:
+    """The one JSON text of a value, to be compared or hashed: sorted keys, no spaces, no NaN.
+
+    >>> canonical_json({"b": [1, 2.5], "a": None})
+    '{"a":null,"b":[1,2.5]}'
+    """
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
 def encode_json(value: Any) -> bytes:
     """JSON for people to read: indented, keys in the order given."""
     return (json.dumps(value, indent=2, allow_nan=False) + "\n").encode()
@@ -129,7 +139,7 @@ def write_json(path: str | Path, value: Any) -> None:
 
 
 def append_line(path: str | Path, value: Any) -> None:
-    """Add one JSON value as a line to a log, which may hold a torn line after a crash."""
+    """Append a JSON value as one line to a log that may end in a torn line after a crash."""
     line = json.dumps(value, allow_nan=False).encode() + b"\n"
     try:
         with open(path, "a+b") as file:
@@ -141,19 +151,19 @@ def append_line(path: str | Path, value: Any) -> None:
 
 
 def read_json(path: str | Path) -> dict[str, Any]:
-    """A JSON object from a file."""
+    """Read a JSON object from a file."""
     try:
         value = json.loads(Path(path).read_text(encoding="utf-8"))
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
         raise DamagedFileError(f"{path} is not valid JSON ({error})") from error
     if not isinstance(value, dict):
-        raise DamagedFileError(f"{path} must hold a JSON object; got {type(value).__name__}")
+        raise DamagedFileError(f"{path} must contain a JSON object; got {type(value).__name__}")
     return value
 
 
 @contextlib.contextmanager
 def open_arrays(path: str | Path) -> Iterator[Any]:
-    """A memory-mapped safetensors file, of which only what is asked for is read."""
+    """Open a memory-mapped safetensors file; only the arrays asked for are read."""
     try:
         with safetensors.safe_open(str(path), framework="numpy") as file:
             yield file
@@ -164,20 +174,20 @@ def open_arrays(path: str | Path) -> Iterator[Any]:
 
 
 def read_arrays(path: str | Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """All arrays of a safetensors file, and its metadata."""
+    """Read all arrays of a safetensors file, and its metadata."""
     with open_arrays(path) as file:
         names = file.keys()
         return {name: file.get_tensor(name) for name in names}, file.metadata() or {}
 
 
 def sha256(path: str | Path) -> str:
-    """The SHA-256 of a file's content."""
+    """The SHA-256 of a file's contents."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def sha256_arrays(arrays: Mapping[str, np.ndarray]) -> str:
-    """The SHA-256 of arrays with their names, in whatever order they are given."""
+    """The SHA-256 of named arrays, independent of their order."""
     digest = hashlib.sha256()
     for name in sorted(arrays):
         digest.update(name.encode())
@@ -187,20 +197,20 @@ def sha256_arrays(arrays: Mapping[str, np.ndarray]) -> str:
 
 
 def remove_partial(directory: str | Path) -> None:
-    """Remove what interrupted writes left behind."""
+    """Remove the temporary files that interrupted writes left behind."""
     for path in Path(directory).glob(f".*{_TEMPORARY}"):
         path.unlink(missing_ok=True)
 
 
 def _explained(error: OSError, path: Path) -> OSError:
-    """The same error, with the file's name and what to do about it."""
+    """The same error, with the name of the file and what to do about it."""
     advice = {
-        errno.ENOSPC: "the disk is full; free some space and run the same command again",
-        errno.EDQUOT: "the disk quota is used up; free some space and run the same command again",
+        errno.ENOSPC: "the disk is full; free some space and rerun the command",
+        errno.EDQUOT: "the disk quota is used up; free some space and rerun the command",
         errno.EROFS: "the file system is read-only; choose another directory",
         errno.EACCES: "no permission; change the directory's permissions or choose another",
         errno.EPERM: "no permission; change the directory's permissions or choose another",
-        errno.EEXIST: "a part of the path is a file; choose another directory",
-        errno.ENOTDIR: "a part of the path is a file; choose another directory",
-    }.get(error.errno or 0, "nothing was written; run the same command again")
+        errno.EEXIST: "part of the path is a file; choose another directory",
+        errno.ENOTDIR: "part of the path is a file; choose another directory",
+    }.get(error.errno or 0, "nothing was written; rerun the command")
     return type(error)(error.errno, f"cannot write {path}: {error.strerror}: {advice}")

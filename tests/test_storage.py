@@ -151,12 +151,12 @@ def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("code", "type_", "advice"),
     [
-        (errno.ENOSPC, OSError, "the disk is full; free some space and run the same command"),
+        (errno.ENOSPC, OSError, "the disk is full; free some space and rerun the command"),
         (errno.EDQUOT, OSError, "the disk quota is used up; free some space"),
         (errno.EROFS, OSError, "the file system is read-only; choose another directory"),
         (errno.EACCES, PermissionError, "no permission; change the directory's permissions"),
         (errno.EPERM, PermissionError, "no permission; change the directory's permissions"),
-        (errno.EIO, OSError, "run the same command again"),
+        (errno.EIO, OSError, "rerun the command"),
     ],
 )
 def test_what_went_wrong_is_explained(tmp_path, monkeypatch, code, type_, advice):
@@ -197,14 +197,24 @@ def test_json_refuses_what_is_not_json(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
+def test_canonical_json_does_not_depend_on_the_order_of_keys():
+    text = '{"a":[1.5,null,"\\u00e9"],"b":{"x":true,"y":0.1}}'
+    assert storage.canonical_json({"b": {"y": 0.1, "x": True}, "a": (1.5, None, "é")}) == text
+    assert storage.canonical_json(json.loads(text)) == text
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        storage.canonical_json({"x": float("inf")})
+    with pytest.raises(TypeError, match="not JSON serializable"):
+        storage.canonical_json({"x": Path("x")})  # never by its repr
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
         (b"", "is not valid JSON"),
         (b'{"a": 1', "is not valid JSON"),
         (b'{"a": \xff}', "is not valid JSON"),
-        (b"[1, 2]", "must hold a JSON object; got list"),
-        (b"3", "must hold a JSON object; got int"),
+        (b"[1, 2]", "must contain a JSON object; got list"),
+        (b"3", "must contain a JSON object; got int"),
     ],
 )
 def test_garbled_json_is_named(tmp_path, content, message):
