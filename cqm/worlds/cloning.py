@@ -17,15 +17,20 @@ import copy
 import functools
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, TypeAlias, final
 
-import gymnasium
-import mujoco
 import numpy as np
 
 from cqm.worlds.contract import PerThread, States, num_states
+from cqm.worlds.simulators import sim_extra
 
-Env = gymnasium.Env[Any, Any]
+with sim_extra():
+    import mujoco
+
+if TYPE_CHECKING:
+    import gymnasium
+
+Env: TypeAlias = "gymnasium.Env[Any, Any]"
 Row = dict[str, Any]  # one state: a row of each of the states' arrays
 
 _PAIRS = (
@@ -44,6 +49,7 @@ _PLAIN = (bool, int, float, str, type(None), np.generic, list, tuple, dict, set,
 class Means(abc.ABC):
     """A way of cloning the environments that a function makes.
 
+    >>> import gymnasium
     >>> means = Replay(lambda: gymnasium.make("CartPole-v1"), max_prefix=9)
     >>> _, row = means.start(seed=3)
     >>> one, other = (step(means.load(row), np.int64(1), seed=0)[0] for _ in range(2))
@@ -310,6 +316,8 @@ def _generator_state(seed: int) -> Mapping[str, Any]:
 
 def _attributes(env: Env) -> Iterator[tuple[str, str]]:
     """The plain attributes of an environment and its wrappers, in a form that compares."""
+    import gymnasium
+
     for name, value in vars(env).items():
         if isinstance(value, np.ndarray):
             value = value.tolist()

@@ -95,6 +95,9 @@ class UserFeatures:
         return self.names, in_blocks, identity
 
 
+FeatureMap = Squares | Products | RandomFourier | UserFeatures
+
+
 class ExpandedWorld(World):
     """A world with more features, each a function of its own ones; the rest is unchanged.
 
@@ -103,7 +106,7 @@ class ExpandedWorld(World):
     ('pole_velocity', 'cart_position^2', 'pole_cos^2')
     """
 
-    def __init__(self, inner: World, *maps: Squares | Products | RandomFourier | UserFeatures):
+    def __init__(self, inner: World, *maps: FeatureMap):
         if inner.nuisance is not None:
             raise ValueError("expand world.native instead: products with a nuisance do not cancel")
         if isinstance(inner, ExpandedWorld):
@@ -169,7 +172,7 @@ class ExpandedWorld(World):
         return {**self.inner.identity(), "feature_maps": [identity for *_, identity in self._maps]}
 
 
-def load_maps(identities: Sequence[Mapping[str, Any]]) -> list[Any]:
+def load_maps(identities: Sequence[Mapping[str, Any]]) -> list[FeatureMap]:
     """Maps from a stored identity's `feature_maps`; a user's function is not known by its name."""
     kinds: dict[str, type] = {kind.__name__: kind for kind in (Squares, Products, RandomFourier)}
     unknown = {identity["map"] for identity in identities} - set(kinds)

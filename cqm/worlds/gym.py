@@ -6,20 +6,25 @@ construction.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import gymnasium
-import mujoco
 import numpy as np
 import numpy.typing as npt
-from gymnasium import spaces, wrappers
 
 from cqm.worlds import actions
 from cqm.worlds.check import check_world
 from cqm.worlds.cloning import MEANS, Env, InPlace, Row, simulation, stack, step, unstack
 from cqm.worlds.contract import Rollout, States, Status, World, num_states
 from cqm.worlds.function import qualified_name
+from cqm.worlds.simulators import sim_extra
+
+with sim_extra():
+    import mujoco
+
+if TYPE_CHECKING:
+    from gymnasium import spaces
 
 _DIVERGENCES = [int(getattr(mujoco.mjtWarning, f"mjWARN_BAD{q}")) for q in ("QPOS", "QVEL", "QACC")]
 
@@ -61,6 +66,8 @@ class GymWorld(World):
         seed: int = 0,
         max_prefix: int = 256,
     ):
+        with sim_extra():
+            from gymnasium import spaces
         if cloning is not None and cloning not in MEANS:
             raise ValueError(f"unknown cloning {cloning!r}; available: {list(MEANS)}")
         self._env_or_id = env
@@ -70,8 +77,8 @@ class GymWorld(World):
         probe = self._make()
         if callable(env) and self._make().unwrapped is probe.unwrapped:
             raise ValueError(f"{self._env_name} gives one environment again; make a new one")
-        self._observation_space = probe.observation_space
         self._action_space = probe.action_space
+        self._flatten = functools.partial(spaces.flatten, probe.observation_space)
         self.continuous = not isinstance(self._action_space, spaces.Discrete)
         self._uses_mujoco = simulation(probe) is not None
         names = _observation_names(probe)
@@ -140,6 +147,8 @@ class GymWorld(World):
 
     def identity(self) -> dict[str, Any]:
         """JSON-able name, parameters and versions."""
+        import gymnasium
+
         versions = {"gymnasium": gymnasium.__version__}
         if self._uses_mujoco:
             versions["mujoco"] = mujoco.__version__
@@ -154,6 +163,8 @@ class GymWorld(World):
 
     def _make(self) -> Env:
         """A new environment."""
+        import gymnasium
+
         if isinstance(self._env_or_id, str):
             try:
                 env = gymnasium.make(self._env_or_id, disable_env_checker=True)
@@ -181,7 +192,7 @@ class GymWorld(World):
         return actions.astype(self._action_space.dtype).reshape(shape)
 
     def _flat(self, observation: Any) -> np.ndarray:
-        return np.asarray(spaces.flatten(self._observation_space, observation), float)
+        return np.asarray(self._flatten(observation), float)
 
     def _start(self, seed: int) -> Row:
         """The initial state that a seed gives."""
@@ -277,15 +288,19 @@ class GymWorld(World):
 
 def _without_limits(env: Env) -> Env:
     """The environment without the wrappers that end or restart an episode by themselves."""
+    from gymnasium import Wrapper, wrappers
+
     while isinstance(env, wrappers.TimeLimit | wrappers.Autoreset):
         env = env.env
-    if isinstance(env, gymnasium.Wrapper):
+    if isinstance(env, Wrapper):
         env.env = _without_limits(env.env)
     return env
 
 
 def _observation_names(env: Env) -> list[str]:
     """Names of the flattened observation, telling ones where the environment offers them."""
+    from gymnasium import spaces
+
     space = env.observation_space
     if not space.is_np_flattenable:
         raise ValueError(f"{space} has no fixed size; allowed: Box, Discrete and Dicts of them")
@@ -303,6 +318,8 @@ def _observation_names(env: Env) -> list[str]:
 
 def _control_bounds(space: spaces.Space[Any]) -> tuple[np.ndarray, np.ndarray]:
     """The bounds of an action space's controls."""
+    from gymnasium import spaces
+
     if isinstance(space, spaces.Discrete):
         return np.array([space.start], float), np.array([space.start + space.n - 1], float)
     if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):

@@ -1,55 +1,44 @@
-"""Worlds by name, and worlds from the identity stored with their data."""
+"""Load a world by its name, or from the identity stored with its data."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import numpy.typing as npt
+
 from cqm.worlds.contract import World
+from cqm.worlds.features import ExpandedWorld, FeatureMap, load_maps
 from cqm.worlds.identity import stored_identity
+from cqm.worlds.nuisance import Nuisance, NuisanceWorld
+from cqm.worlds.simulators import sim_extra
 
 
 def load_world(
     name: str,
     *,
-    nuisance: int | Any = 0,
+    nuisance: int | Nuisance = 0,
     seed: int = 0,
-    candidate_actions: Any = None,
-    features: Any = (),
+    candidate_actions: npt.ArrayLike | None = None,
+    features: FeatureMap | Iterable[FeatureMap] = (),
 ) -> World:
-    """A world by its name: a dm_control suite task or a Gymnasium environment.
+    """Load a world by name: a dm_control suite task or a Gymnasium environment.
 
     Args:
         name: `domain-task` as in `reacher-easy`, or a registered Gymnasium id as in `CartPole-v1`.
-        nuisance: The dimension of the paper's nuisance to mix in, 0 for none, or a `Nuisance`.
-        seed: Of the mixing. Candidate actions are fixed for each world whatever the seed.
+        nuisance: Dimension of the paper's nuisance to mix in, 0 for none, or a `Nuisance`.
+        seed: Random seed for the mixing. The candidate actions do not depend on it.
         candidate_actions: `[actions, controls]`; the world's own by default.
-        features: One or several maps from `cqm.worlds.features` that add features, such as
+        features: One or more maps from `cqm.worlds.features` that add features, such as
             `Squares()`.
 
     >>> load_world("reacher-easy", nuisance=64, seed=7).feature_names[:2]
     ('mixed_0', 'mixed_1')
     """
-    from cqm.worlds import suite
-    from cqm.worlds.nuisance import Nuisance, NuisanceWorld
-
-    if name in suite.task_names():
-        world = suite.load_task(name, candidate_actions=candidate_actions)
-    else:
-        import gymnasium
-
-        from cqm.worlds.gym import GymWorld
-
-        if name not in gymnasium.registry:
-            raise ValueError(
-                f"unknown world {name!r}; available: Gymnasium ids such as 'CartPole-v1' and the "
-                f"suite tasks {suite.task_names()}"
-            )
-        world = GymWorld(name, candidate_actions=candidate_actions)
+    world = _load(name, candidate_actions)
     maps = tuple(features) if isinstance(features, Iterable) else (features,)
     if maps:
-        from cqm.worlds.features import ExpandedWorld
-
         world = ExpandedWorld(world, *maps)
     if not nuisance:
         return world
@@ -59,23 +48,16 @@ def load_world(
 
 
 def reload_world(identity: Mapping[str, Any]) -> World:
-    """The world of a stored identity, for worlds that have a name to load them by."""
-    from cqm.worlds.features import load_maps
-    from cqm.worlds.nuisance import Nuisance
-
-    loadable = identity["kind"] in ("suite", "suite task")
-    if identity["kind"] == "gymnasium":
-        import gymnasium
-
-        loadable = identity["name"] in gymnasium.registry
-    if not loadable:
+    """Load the world that a stored identity describes, if it can be loaded by its name."""
+    name, nuisance = identity["name"], identity.get("nuisance")
+    by_name = identity["kind"] in ("suite", "suite task")
+    if not by_name and not (identity["kind"] == "gymnasium" and _is_registered(name)):
         raise ValueError(
-            f"the world {identity['name']!r} is not known by its name alone, so it cannot be "
-            "loaded; functions take the world itself, as in audit(branches, world=...)"
+            f"the world {name!r} cannot be loaded by its name; pass the world itself, "
+            "as in audit(branches, world=...)"
         )
-    nuisance = identity.get("nuisance")
     world = load_world(
-        identity["name"],
+        name,
         nuisance=Nuisance(**nuisance) if nuisance else 0,
         candidate_actions=identity["candidate_actions"],
         features=load_maps(identity.get("feature_maps", ())),
@@ -83,7 +65,30 @@ def reload_world(identity: Mapping[str, Any]) -> World:
     loaded = stored_identity(world)
     if loaded != identity:
         raise ValueError(
-            f"the world {identity['name']!r} is not what it was: stored as {identity}, "
-            f"loads as {loaded}"
+            f"the world {name!r} has changed since it was stored: stored as {identity}, "
+            f"loaded as {loaded}"
         )
     return world
+
+
+def _load(name: str, candidate_actions: npt.ArrayLike | None) -> World:
+    from cqm.worlds import suite
+
+    # Importing dm_control takes seconds. A Gymnasium id, which ends in a version, does not need it.
+    if not re.search(r"-v\d+$", name) and name in suite.task_names():
+        return suite.load_task(name, candidate_actions=candidate_actions)
+    if not _is_registered(name):
+        raise ValueError(
+            f"unknown world {name!r}; available: Gymnasium ids such as 'CartPole-v1' and the "
+            f"suite tasks {suite.task_names()}"
+        )
+    from cqm.worlds.gym import GymWorld
+
+    return GymWorld(name, candidate_actions=candidate_actions)
+
+
+def _is_registered(name: str) -> bool:
+    """Whether a name is a Gymnasium id."""
+    with sim_extra():
+        import gymnasium
+    return name in gymnasium.registry

@@ -14,14 +14,17 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import mujoco
 import numpy as np
 import numpy.typing as npt
-from mujoco.rollout import Rollout as NativeRollout
 
 from cqm.worlds import actions
 from cqm.worlds.contract import PerThread, Rollout, States, Status, World
 from cqm.worlds.function import qualified_name
+from cqm.worlds.simulators import sim_extra
+
+with sim_extra():
+    import mujoco
+    from mujoco.rollout import Rollout as NativeRollout
 
 Extras = dict[str, np.ndarray]
 InitialFn = Callable[[int, np.random.Generator], tuple[np.ndarray, np.ndarray, Extras]]

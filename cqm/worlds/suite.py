@@ -9,30 +9,25 @@ from __future__ import annotations
 
 import functools
 import importlib
-import logging
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
-# Nothing is rendered here, and dm_control fails on a machine without a display if it looks for one.
-os.environ.setdefault("MUJOCO_GL", "disable")
-
-import mujoco
 import numpy as np
 import numpy.typing as npt
-from dm_control import suite
-from dm_control.mujoco.wrapper import MjModel
-from dm_control.rl import control
 
 from cqm.worlds import actions
 from cqm.worlds.contract import PerThread, Rollout, States, Status, World
 from cqm.worlds.mujoco import Extras, InitialFn, MujocoWorld, ObservationFn
+from cqm.worlds.simulators import quiet_dm_control, sim_extra
 
-# MuJoCo will drop an attribute that dm_control's own model files use; nobody here can act on that.
-logging.getLogger("absl").addFilter(lambda record: "settotalmass" not in record.getMessage())
+with sim_extra():
+    import mujoco
+
+if TYPE_CHECKING:
+    from dm_control.rl.control import Environment
 
 _INTEGRATION = mujoco.mjtState.mjSTATE_INTEGRATION.value
 _NEEDS_DISPLAY = {"quadruped-escape"}
@@ -48,12 +43,15 @@ class Domain:
     settle_steps: int = 0
 
 
+@quiet_dm_control()
 def task_names() -> list[str]:
     """The names of all tasks that load without a display, `domain-task`.
 
     >>> {"reacher-easy", "humanoid-run"} <= set(task_names())
     True
     """
+    from dm_control import suite
+
     return sorted({"-".join(task) for task in suite.ALL_TASKS} - _NEEDS_DISPLAY)
 
 
@@ -144,6 +142,8 @@ class TaskWorld(World):
     ) -> Rollout:
         """Roll every state forward, open loop, one after the other."""
         environment = self._environment.get()
+        from dm_control.rl.control import PhysicsError
+
         num, horizon = controls.shape[:2]
         features = np.full((num, horizon, len(self.feature_names)), np.nan)
         status = np.zeros(num, dtype=np.int8)
@@ -156,7 +156,7 @@ class TaskWorld(World):
                     environment.physics.step(environment._n_sub_steps)
                     environment.task.after_step(environment.physics)
                     features[i, t] = _flat(environment.task.get_observation(environment.physics))
-            except control.PhysicsError:
+            except PhysicsError:
                 status[i] = Status.DIVERGED
             except Exception as error:  # a task's own code may raise anything; the others go on
                 status[i] = Status.RAISED
@@ -177,14 +177,14 @@ class TaskWorld(World):
             "versions": {name: version(name) for name in ("mujoco", "dm_control")},
         }
 
-    def _capture(self, environment: control.Environment, observation: np.ndarray) -> States:
+    def _capture(self, environment: Environment, observation: np.ndarray) -> States:
         model, data = environment.physics.model.ptr, environment.physics.data.ptr
         integration = np.empty(mujoco.mj_stateSize(model, _INTEGRATION))
         mujoco.mj_getState(model, data, integration, _INTEGRATION)
         fields = {f"model_{name}": getattr(model, name).copy() for name in self._model_fields}
         return {"integration": integration, "observation": observation, **fields}
 
-    def _set(self, environment: control.Environment, state: Mapping[str, np.ndarray]) -> None:
+    def _set(self, environment: Environment, state: Mapping[str, np.ndarray]) -> None:
         model, data = environment.physics.model.ptr, environment.physics.data.ptr
         for name in self._model_fields:
             getattr(model, name)[...] = state[f"model_{name}"]
@@ -193,12 +193,18 @@ class TaskWorld(World):
         mujoco.mj_forward(model, data)
 
 
-def _environment(name: str) -> control.Environment:
+@quiet_dm_control()
+def _environment(name: str) -> Environment:
+    from dm_control import suite
+
     return suite.load(*name.split("-", 1), task_kwargs={"random": 0})
 
 
+@quiet_dm_control()
 def _model_without_views(name: str) -> mujoco.MjModel:
     """A task's model without its cameras and lights, which MuJoCo would move at every step."""
+    from dm_control.mujoco.wrapper import MjModel
+
     xml, assets = importlib.import_module(
         f"dm_control.suite.{name.split('-')[0]}"
     ).get_model_and_assets()
@@ -209,7 +215,7 @@ def _model_without_views(name: str) -> mujoco.MjModel:
     return MjModel.from_xml_string(ElementTree.tostring(tree, encoding="unicode"), assets).ptr
 
 
-def _episode_fields(environment: control.Environment) -> list[str]:
+def _episode_fields(environment: Environment) -> list[str]:
     """The model's arrays that differ between episodes."""
     model = environment.physics.model.ptr
     names = [name for name in dir(model) if isinstance(getattr(model, name), np.ndarray)]
