@@ -1,12 +1,18 @@
 """Counterfactual Quotient Models: learn what actions change, not what the world does.
 
-The public names are listed in `__init__.pyi`, for type checkers, for editors and for the loader
-below, which imports each on first use: the simulators and the compiler behind some of them take
-seconds to import.
+The public names are listed in `__init__.pyi`, which type checkers, editors and the loader below all
+read. A name is imported when it is first used, because the simulators and the compiler behind some
+of them take seconds to import.
 """
 
 import lazy_loader
 
 __version__ = "0.1.0"
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+_load, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+
+
+def __getattr__(name):  # its type is in __init__.pyi
+    if name not in __all__:
+        raise AttributeError(f"module 'cqm' has no attribute {name!r}; available: {__all__}")
+    return _load(name)

@@ -6,6 +6,7 @@ from . import measures as measures
 from . import models as models
 from . import queries as queries
 from . import quotient as quotient
+from . import storage as storage
 from . import worlds as worlds
 from .branches.audit import audit as audit
 from .branches.collect import collect as collect
