@@ -1,6 +1,7 @@
-"""Cross-fitted ridge regression, in closed form.
+"""Regressions in closed form: cross-fitted ridge, random Fourier features, cell means.
 
-Each row is predicted from the other folds, so the prediction cannot have learned its noise.
+Cross-fitted means that each row is predicted from the other folds, so the prediction cannot have
+fitted that row's noise.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import numpy as np
 
 _PENALTIES = 10.0 ** np.arange(-6, 4)  # per row, for regressors of unit size
 _UNPENALISED = 1e3  # scale at which the penalty of a regressor becomes negligible
+_SCALES = (1.0, 2.0, 4.0)  # frequencies, in radians over the overall spread of the inputs
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,7 @@ def ridge(
 def fold_numbers(
     num: int, folds: int, groups: np.ndarray | None = None, *, seed: int = 0
 ) -> np.ndarray:
-    """Random fold of each row, `[n]`; random because rows may have a rhythm of their own.
+    """Random fold of each row, `[n]`; drawn at random, because logs may be periodic.
 
     Args:
         num: Number of rows.
@@ -86,3 +88,87 @@ def fold_numbers(
         what = "trajectories" if groups is None else "groups of trajectories"
         raise ValueError(f"folds must be from 2 to the {len(names)} {what}; got {folds}")
     return (np.random.default_rng(seed).permutation(len(names)) % folds)[own]
+
+
+@dataclass(frozen=True)
+class RandomFourierFeatures:
+    """Regressors of inputs: a constant, the inputs themselves, and random cosines of them.
+
+    The cosines vary on the scale of all inputs together, so that a ridge regression on them can fit
+    nonlinear functions without training a network.
+    """
+
+    frequencies: np.ndarray  # [inputs, waves]
+    phases: np.ndarray  # [waves]
+
+    @classmethod
+    def draw(cls, inputs: np.ndarray, num: int, rng: np.random.Generator) -> RandomFourierFeatures:
+        """Draw `num` cosines at the scale of the inputs `[n, inputs]`."""
+        spread = max(float(np.sqrt(inputs.var(axis=0).sum())), 1e-12)
+        frequencies = rng.standard_normal((inputs.shape[1], num)) / spread
+        return cls(frequencies * rng.choice(_SCALES, num), rng.uniform(0, 2 * np.pi, num))
+
+    def __call__(self, inputs: np.ndarray) -> np.ndarray:
+        """`[n, 1 + inputs + waves]`."""
+        waves = np.cos(inputs @ self.frequencies + self.phases)
+        return np.concatenate([np.ones((len(inputs), 1)), inputs, waves], axis=1)
+
+
+def shrunk_covariance(residuals: np.ndarray) -> np.ndarray:
+    """The covariance of residuals `[n, d]`, shrunk towards its diagonal.
+
+    The amount is the ratio of the summed sampling variances of the off-diagonal correlations to
+    their summed squares, so shrinkage vanishes with more data.
+    """
+    num, size = residuals.shape
+    scale = np.sqrt((residuals**2).mean(axis=0))
+    scale = np.where(scale > 0, scale, 1.0)
+    unit = residuals / scale
+    correlation = unit.T @ unit / num
+    spread = (unit**2).T @ unit**2 / num - correlation**2
+    off = ~np.eye(size, dtype=bool)
+    amount = np.clip(spread[off].sum() / num / max(np.sum(correlation[off] ** 2), 1e-300), 0, 1)
+    correlation[off] *= 1 - amount
+    return correlation * scale * scale[:, None]
+
+
+def inverse_root(covariance: np.ndarray, *, floor: float = 1e-6) -> np.ndarray:
+    """L with L Lᵀ the inverse of a covariance `[d, d]` whose eigenvalues are floored.
+
+    The floor, relative to the largest, keeps noise-free directions from taking all the weight.
+    """
+    variances, axes = np.linalg.eigh(covariance)
+    variances = np.maximum(variances, floor * max(float(variances[-1]), 1e-300))
+    return axes / np.sqrt(variances)
+
+
+@dataclass(frozen=True)
+class Table:
+    """The distinct rows of a finite set of values."""
+
+    rows: np.ndarray  # [states, values]
+
+    @classmethod
+    def of(cls, values: np.ndarray) -> Table:
+        """The table of the distinct rows of values."""
+        return cls(np.unique(values + 0.0, axis=0))  # turns a negative zero into a zero
+
+    def find(self, values: np.ndarray) -> np.ndarray:
+        """The number of each row, `[n]`; raises `ValueError` for a row outside the table."""
+        numbers = {row.tobytes(): i for i, row in enumerate(self.rows)}
+        found = [numbers.get(row.tobytes(), -1) for row in np.ascontiguousarray(values) + 0.0]
+        if -1 in found:
+            raise ValueError(
+                f"row {found.index(-1)}, {values[found.index(-1)]}, is not among the "
+                f"{len(self.rows)} observations in the table"
+            )
+        return np.array(found, dtype=int)
+
+
+def mean_by(cells: np.ndarray, num_cells: int, values: np.ndarray) -> np.ndarray:
+    """Means of values `[n, ...]` per cell, `[cells, ...]`; zero for an empty cell."""
+    flat = values.reshape(len(values), -1)
+    sums = np.zeros((num_cells, flat.shape[1]))
+    np.add.at(sums, cells, flat)
+    counts = np.bincount(cells, minlength=num_cells)
+    return (sums / np.maximum(counts, 1)[:, None]).reshape(num_cells, *values.shape[1:])

@@ -1,4 +1,4 @@
-"""The model card: what an effect model is, from what data, how good, and where it ends."""
+"""The model card: what a model is, which data it learned from, how good it is, and its limits."""
 
 from __future__ import annotations
 
@@ -10,49 +10,52 @@ from cqm.decisions import Calibration
 from cqm.models.network import num_parameters
 
 if TYPE_CHECKING:
-    from cqm.models.effect import EffectModel
-
-_METHODS = {
-    "direct": "centred outcomes regressed on the state",
-    "unrolled": "steps unrolled under the continuation, averaged over fresh continuations",
-}
+    from cqm.models.estimator import Estimator
 
 
-def write_card(model: EffectModel) -> str:
-    """A page in Markdown for people to read."""
-    recipe, settings, world = model.recipe_, model.settings, model.world_
+def write_card(model: Estimator) -> str:
+    """The card of a fitted model, in Markdown."""
+    recipe, world = model.recipe_, model.world_
     nuisance = world.get("nuisance")
     mixed = f", {nuisance['dimension']} nuisance dimensions mixed in" if nuisance else ""
-    parameters = num_parameters(model.network_) // settings.members
     sections = {
         "World": [
             f"{world['name']}: {len(model.observation_names)} observations, "
             f"{len(model.feature_names)} features, {len(model.candidate_actions_)} actions{mixed}"
         ],
         "Data": [
-            f"learned from {model.num_families_:,} branch families (horizon {recipe.horizon}, "
-            f"discount {recipe.discount}, draws a state: {recipe.draws}, continuation "
+            f"learned from {model.num_examples_:,} {model.examples} (horizon {recipe.horizon}, "
+            f"discount {recipe.discount}, draws per state: {recipe.draws}, continuation "
             f"`{recipe.continuation}`, seed {recipe.seed})"
         ],
         "Model": [
-            f"method `{model.method_}`: {_METHODS[model.method_]}",
-            f"input conditioning `{settings.conditioning}`, networks: {settings.members} of "
-            f"{parameters:,} parameters, final loss {model.losses_[-1]:.4g}",
+            f"`{model!r}`, method `{model.method_}`",
+            *_network(model),
             *(_training(name, record) for name, record in model.training_.items()),
+            *model.notes_,
         ],
         "Scores": _scores(model.calibration_, () if nuisance else model.feature_names),
         "Limits": [
-            "for states like those it was trained on, and for the effect of a first action that "
-            "is followed by the continuation above; it says nothing of other states or policies",
-            "rewards that are not linear in the features add their projection error",
+            "valid for states like those in the training data, and for the effect of a first "
+            "action followed by the continuation above; not for other states or policies",
+            "a reward that is not linear in the features adds its projection error",
             "guarantees are marginal over states exchangeable with the calibration states",
         ],
         "Versions": [", ".join(f"{name} {number}" for name, number in model.versions_.items())],
     }
-    text = f"# Effect model of {world['name']}\n"
+    text = f"# {model.title} of {world['name']}\n"
     for title, lines in sections.items():
         text += f"\n## {title}\n" + "".join(f"- {line}\n" for line in lines)
     return text
+
+
+def _network(model: Estimator) -> list[str]:
+    network = getattr(model.predictor_, "network", None)
+    if network is None:
+        return []
+    parameters = num_parameters(network) // model.members
+    loss = f", final loss {model.losses_[-1]:.4g}" if model.losses_.size else ""
+    return [f"networks: {model.members} with {parameters:,} parameters each{loss}"]
 
 
 def _training(name: str, record: dict[str, Any]) -> str:
@@ -68,20 +71,20 @@ def _training(name: str, record: dict[str, Any]) -> str:
 
 def _scores(calibration: Calibration | None, feature_names: Sequence[str]) -> list[str]:
     if calibration is None:
-        return ["not calibrated, so nothing is known of its error; see `calibrate`"]
+        return ["not calibrated, so its error is unknown; measure it with `calibrate`"]
     states = f"on {len(calibration.residuals):,} held-out states with {calibration.draws} draws"
     lines = [
-        f"excess error {calibration.excess_error:.4g} {states}: the squared error in the expected "
-        "effects as a share of their size; 0 is perfect, 1 is predicting nothing",
-        f"NMSE against single draws {calibration.nmse:.4g}; no model can do better than "
+        f"excess error {calibration.excess_error:.4g} {states}: squared error of the expected "
+        "effects relative to their size; 0 is perfect, 1 is predicting nothing",
+        f"NMSE against single draws {calibration.nmse:.4g}; no model can score below "
         f"{calibration.noise_floor:.4g}, the share of a draw that is noise",
     ]
     errors = dict(zip(feature_names, calibration.feature_errors, strict=False))
-    told = sorted((name for name in errors if not math.isnan(errors[name])), key=errors.__getitem__)
-    if len(told) > 1:
-        least, most = (f"{errors[name]:.4g} ({name})" for name in (told[0], told[-1]))
+    known = sorted((n for n in errors if not math.isnan(errors[n])), key=errors.__getitem__)
+    if len(known) > 1:
+        least, most = (f"{errors[name]:.4g} ({name})" for name in (known[0], known[-1]))
         lines.append(
-            f"excess error by feature: from {least} to {most}; all are learned in the units they "
-            "have, so those with small numbers are learned least"
+            f"excess error by feature: from {least} to {most}; features are learned in their own "
+            "units, so those with small values are learned worst"
         )
     return lines

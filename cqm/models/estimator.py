@@ -1,39 +1,198 @@
-"""What every estimator of effects offers once it is fitted, however it learned."""
+"""The estimator: what every model of effects offers, whichever data it learns from.
+
+A subclass says how it learns a predictor; everything else lives here: parameters, contrasts,
+rankings, calibration and certificates, saving and loading, and the model card.
+"""
 
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping
+import copy
+import dataclasses
+import inspect
+import platform
+from collections.abc import Callable, Iterable, Mapping
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self, TypeVar
 
+import equinox as eqx
 import numpy as np
+from numpy.typing import ArrayLike
 
+import cqm
 from cqm import decisions, storage
-from cqm.branches.dataset import Branches, Recipe
+from cqm.branches.dataset import Branches
+from cqm.branches.recipe import Recipe
 from cqm.branches.shards import differences
-from cqm.queries import Query
-from cqm.quotient import contrast
+from cqm.logs.dataset import Logs
+from cqm.models.card import write_card
+from cqm.models.predictors import Predictor, restore_predictor
+from cqm.models.scorer import CONFIG, MODEL, check_observations, read_model_arrays
+from cqm.models.training import MemberLossFn, Source, Training, stacked_members, train_members
+from cqm.queries import Query, QueryLike
+from cqm.quotient import ComparisonGraph, Reference, as_reference, center, contrast
+
+CARD = "card.md"
+Network = TypeVar("Network", bound=eqx.Module)
 
 
 class Estimator(abc.ABC):
-    """Effects for observations, and everything that follows from them."""
+    """Estimates the effect κ(s, a) of every candidate action, and answers rewards with it.
 
+    Constructor parameters are stored untouched and checked by `fit`.
+    """
+
+    kind: ClassVar[str]  # in saved files
+    title: ClassVar[str]  # on the model card
+    examples: ClassVar[str]  # what it learns from, in words
+
+    # Parameters that every estimator has.
+    method: str
+    width: int | None
+    members: int
+    reference: Reference
+    training: Training | None
+    seed: int
+
+    # Set by `fit`.
+    predictor_: Predictor | None = None
+    calibration_: decisions.Calibration | None = None
+    families_: tuple[int, int, int] | None = None  # seed, first and last index learned from
+    world_: Mapping[str, Any]  # identity of the world
+    recipe_: Recipe
     feature_names: tuple[str, ...]
     observation_names: tuple[str, ...]
-    world_: Mapping[str, Any]  # the identity of the world it learned in
-    recipe_: Recipe  # of the data it learned from
-    calibration_: decisions.Calibration | None
-    families_: tuple[int, int, int] | None = None  # seed, first and last of those it learned from
+    candidate_actions_: np.ndarray  # [actions, controls]
+    num_examples_: int
+    method_: str  # the method used
+    training_: dict[str, dict[str, Any]]  # settings and progress of each training, by name
+    losses_: np.ndarray  # [chunks], of the last training
+    notes_: list[str]  # what is worth knowing about the fit, for the card
+    versions_: dict[str, str]
+
+    @abc.abstractmethod
+    def _check_params(self) -> None:
+        """Raise `ValueError` unless the parameters are valid."""
+
+    # Parameters, by the conventions of scikit-learn.
 
     @classmethod
-    @abc.abstractmethod
-    def load(cls, directory: str | Path) -> Self:
-        """A saved estimator, which gives the same effects bit for bit."""
+    def _defaults(cls) -> dict[str, Any]:
+        """Parameters of the constructor with their defaults."""
+        signature = inspect.signature(cls)
+        return {name: parameter.default for name, parameter in signature.parameters.items()}
 
-    @abc.abstractmethod
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """Constructor parameters by name; `deep` has no effect and is there for scikit-learn."""
+        return {name: getattr(self, name) for name in self._defaults()}
+
+    def set_params(self, **params: Any) -> Self:
+        """Change constructor parameters; they take effect at the next `fit`."""
+        unknown = sorted(set(params) - set(self._defaults()))
+        if unknown:
+            raise ValueError(f"unknown parameters {unknown}; available: {list(self._defaults())}")
+        for name, value in params.items():
+            setattr(self, name, value)
+        return self
+
+    def __repr__(self) -> str:
+        changed = (
+            f"{name}={value!r}"
+            for name, value in self.get_params().items()
+            if repr(value) != repr(self._defaults()[name])
+        )
+        return f"{type(self).__name__}({', '.join(changed)})"
+
+    # Fitting.
+
+    def _fit(
+        self,
+        data: Branches | Logs,
+        learn_fn: Callable[[Mapping[str, Any]], Predictor],
+        directory: str | Path | None,
+        show_progress: bool | None,
+    ) -> None:
+        """Learn a predictor; it is assigned last, so an interrupted fit leaves no model."""
+        self.predictor_ = self.calibration_ = None
+        self._check_params()
+        as_reference(self.reference, np.empty((data.num_actions, 1)))
+        self.world_, self.recipe_ = dict(data.world), data.recipe
+        self.feature_names, self.observation_names = data.feature_names, data.observation_names
+        self.candidate_actions_, self.num_examples_ = data.candidate_actions, len(data)
+        self.method_, self.training_, self.notes_ = self.method, {}, []
+        self.losses_ = np.empty(0)
+        self.versions_ = {"cqm": cqm.__version__, "python": platform.python_version()}
+        self.versions_ |= {name: version(name) for name in ("jax", "equinox", "optax", "numpy")}
+        self.predictor_ = learn_fn({"directory": directory, "show_progress": show_progress})
+
+    def _ensemble(self, make_fn: Callable[[Any], Network]) -> Network:
+        """The initial networks of all members, stacked."""
+        return stacked_members(make_fn, self.members, self.seed)
+
+    def _train(
+        self,
+        networks: Network,
+        loss_fn: MemberLossFn,
+        source: Source | Mapping[str, Any],
+        training: Training,
+        data_digest: str,
+        options: Mapping[str, Any],
+    ) -> Network:
+        """Train all members side by side and record how it went."""
+        training = training.with_seed(self.seed)
+        trained = train_members(
+            networks,
+            loss_fn,
+            source,
+            training,
+            identity=self._identity(data_digest),
+            defaults=self._identity_defaults(),
+            **options,
+        )
+        self.losses_ = trained.losses
+        record = {**dataclasses.asdict(training), "updates_made": trained.updates}
+        record["batch_size"] *= self.members
+        if trained.validation_losses.size:
+            record["validation_loss"] = float(trained.validation_losses.min())
+        self.training_[options["name"]] = record
+        return trained.model
+
+    def _identity(self, data_digest: str) -> dict[str, Any]:
+        """What a checkpoint belongs to."""
+        return {"model": self._json_params(), "data": data_digest}
+
+    def _identity_defaults(self) -> dict[str, Any]:
+        """Parameters that an older checkpoint does not know have their default values."""
+        return {"model": _json_values(self._defaults())}
+
+    def _fitted(self) -> Predictor:
+        if self.predictor_ is None:
+            raise ValueError(f"the model is not fitted; call fit with {self.examples} first")
+        return self.predictor_
+
+    def _at_least(self, **least: int) -> None:
+        """Raise `ValueError` for a parameter below its smallest allowed value; None is allowed."""
+        for name, bound in least.items():
+            value = getattr(self, name)
+            if value is not None and value < bound:
+                raise ValueError(f"{name} must be at least {bound}; got {value}")
+
+    def _one_of(self, name: str, allowed: Iterable[str]) -> None:
+        """Raise `ValueError` unless a parameter has one of the allowed values."""
+        if getattr(self, name) not in allowed:
+            raise ValueError(
+                f"{name} must be one of {', '.join(map(repr, allowed))}; "
+                f"got {getattr(self, name)!r}"
+            )
+
+    # Effects and decisions.
+
     def member_effects(self, observations: np.ndarray) -> np.ndarray:
         """Effects by each member of the ensemble, `[members, n, actions, features]`."""
+        predictor = self._fitted()
+        observations = check_observations(observations, len(self.observation_names))
+        return center(predictor(observations), self.reference)
 
     def effect(
         self,
@@ -46,8 +205,8 @@ class Estimator(abc.ABC):
 
         Args:
             observations: `[n, observations]`.
-            action: Together with `baseline`: the effect of one action rather than another.
-            baseline: What the action is compared with.
+            action: Together with `baseline`, asks for the effect of one action over another.
+            baseline: The action to compare with.
         """
         effects = self.member_effects(observations).mean(axis=0)
         if action is None and baseline is None:
@@ -56,26 +215,33 @@ class Estimator(abc.ABC):
             raise ValueError("a contrast needs both action and baseline; got only one of them")
         return contrast(effects, action=action, baseline=baseline)
 
-    def advantage(self, observations: np.ndarray, query: Any) -> np.ndarray:
+    def advantage(self, observations: np.ndarray, query: QueryLike) -> np.ndarray:
         """Centred values of all actions, `[n, actions]`; `[n, queries, actions]` for several."""
         return decisions.advantage(self.effect(observations), query)
 
-    def rank(self, observations: np.ndarray, query: Any) -> np.ndarray:
-        """Actions from best to worst."""
+    def rank(self, observations: np.ndarray, query: QueryLike) -> np.ndarray:
+        """Actions from best to worst, `[n, actions]`; `[n, queries, actions]` for several."""
         return decisions.rank(self.advantage(observations, query))
 
-    def act(self, observations: np.ndarray, query: Any) -> np.ndarray:
-        """The best action of each state, `[n]`; `[n, queries]` for several."""
+    def act(self, observations: np.ndarray, query: QueryLike) -> np.ndarray:
+        """The best action in each state, `[n]`; `[n, queries]` for several queries."""
         return decisions.act(self.effect(observations), query)
 
+    def recenter(self, reference: ArrayLike | None) -> Self:
+        """The same model with effects centred at another reference, without training."""
+        self._fitted()
+        as_reference(reference, np.empty((len(self.candidate_actions_), 1)))
+        return copy.copy(self).set_params(reference=reference)
+
+    # Calibration.
+
     def calibrate(self, branches: Branches) -> Self:
-        """Measure the model's errors on held-out branches with 16 draws or more, for `certify`."""
-        if dict(branches.manifest["world"]) != dict(self.world_):
-            changes = differences(self.world_, branches.manifest["world"])
-            raise ValueError(f"calibration branches are of another world:\n{changes}")
+        """Measure the model's errors on held-out branches with at least 16 draws, for `certify`."""
+        if changes := differences(self.world_, branches.world):
+            raise ValueError(f"the calibration branches come from another world:\n{changes}")
         for name in ("horizon", "discount", "continuation", "warmup"):
             got, wanted = getattr(branches.recipe, name), getattr(self.recipe_, name)
-            if got != wanted and wanted is not None:  # logs do not know how states came about
+            if got != wanted and wanted is not None:  # logs do not know their states' warm-up
                 raise ValueError(
                     f"calibration branches have {name} {got}; the model learned from {wanted}"
                 )
@@ -95,7 +261,7 @@ class Estimator(abc.ABC):
         self, observations: np.ndarray, query: Query, *, confidence: float = 0.95
     ) -> decisions.Verdict:
         """Choose actions and bound their expected regret; see `cqm.decisions`."""
-        calibration = self._calibration()
+        calibration = self._calibrated()
         return decisions.certify(
             self.effect(observations),
             query,
@@ -114,41 +280,132 @@ class Estimator(abc.ABC):
         baseline: int | np.ndarray,
         confidence: float = 0.95,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Lower and upper limits of a contrast of a query, `[n]` each.
+        """Lower and upper limits of a query's contrast between two actions, `[n]` each.
 
-        Simultaneous: at the given confidence over states, the intervals of all pairs of actions
-        of a state hold together.
+        The intervals are simultaneous: with the given confidence over states, those of all pairs
+        of actions in a state hold together.
         """
-        calibration = self._calibration()
+        calibration = self._calibrated()
         effects = self.effect(observations, action=action, baseline=baseline) @ query.weights
         radius = decisions.query_radius(
             query, calibration, self.recipe_.discount, self.recipe_.horizon, confidence
         )
         return effects - radius, effects + radius
 
-    def _calibration(self) -> decisions.Calibration:
+    def _calibrated(self) -> decisions.Calibration:
         if self.calibration_ is None:
             raise ValueError(
                 "the model has no calibration; call calibrate with held-out branches first"
             )
         return self.calibration_
 
+    # Files.
+
+    def summary(self) -> str:
+        """The model card in Markdown: what the model is, its data, its errors and its limits."""
+        self._fitted()
+        return write_card(self)
+
+    def save(self, directory: str | Path) -> None:
+        """Write the model: arrays, parameters, and the model card."""
+        directory, arrays = Path(directory), dict(self._fitted().arrays())
+        if self.losses_.size:
+            arrays["losses"] = self.losses_
+        if self.calibration_ is not None:
+            arrays |= self.calibration_.to_arrays()
+        written = storage.write_pieces(
+            directory / MODEL, storage.encode_arrays([arrays], {"kind": f"cqm {self.kind} model"})
+        )
+        config = {
+            "kind": self.kind,
+            "sha256": written.sha256,
+            "settings": self._json_params(),
+            "method": self.method_,
+            "training": self.training_,
+            "notes": self.notes_,
+            "world": self.world_,
+            "recipe": self.recipe_.to_json(),
+            "feature_names": list(self.feature_names),
+            "observation_names": list(self.observation_names),
+            "candidate_actions": self.candidate_actions_.tolist(),
+            "num_examples": self.num_examples_,
+            "families": self.families_,
+            "versions": self.versions_,
+        }
+        storage.write_json(directory / CONFIG, config)
+        storage.write_pieces(directory / CARD, [self.summary().encode()])
+
+    @classmethod
+    def load(cls, directory: str | Path) -> Self:
+        """A saved model, which gives the same effects bit for bit."""
+        directory = Path(directory)
+        config = storage.read_json(directory / CONFIG)
+        if config.get("kind") != cls.kind:
+            raise storage.DamagedFileError(
+                f"{directory / CONFIG} describes a model of kind {config.get('kind')!r}; "
+                f"{cls.__name__} loads {cls.kind!r}"
+            )
+        model = cls(**_read_params(config))
+        model.world_, model.recipe_ = config["world"], Recipe.from_json(config["recipe"])
+        model.feature_names = tuple(config["feature_names"])
+        model.observation_names = tuple(config["observation_names"])
+        model.candidate_actions_ = np.array(config["candidate_actions"])
+        # Version 0.1 named the number of examples by their kind, and kept less of models from logs.
+        names = ("num_examples", "num_families", "num_trajectories")
+        model.num_examples_ = next(config[name] for name in names if name in config)
+        model.method_ = config.get("method", model.method)
+        model.training_, model.notes_ = config.get("training", {}), config.get("notes", [])
+        model.families_, model.versions_ = config.get("families"), config["versions"]
+        arrays = read_model_arrays(directory, config)
+        model.losses_ = arrays.pop("losses", np.empty(0))
+        model.calibration_ = decisions.Calibration.from_arrays(arrays)
+        model.predictor_ = restore_predictor(arrays)
+        return model
+
+    def _json_params(self) -> dict[str, Any]:
+        return _json_values(self.get_params())
+
 
 def load_model(directory: str | Path) -> Estimator:
-    """A saved estimator of whatever kind."""
+    """Load a saved model of any kind."""
     from cqm.models.effect import EffectModel
     from cqm.models.hindsight import HindsightModel
     from cqm.models.residual import ResidualModel
-    from cqm.models.scorer import CONFIG
 
     kinds: dict[str, type[Estimator]] = {
-        "effect": EffectModel,
-        "hindsight": HindsightModel,
-        "residual": ResidualModel,
+        model.kind: model for model in (EffectModel, HindsightModel, ResidualModel)
     }
     kind = storage.read_json(Path(directory) / CONFIG).get("kind")
     if kind not in kinds:
         raise storage.DamagedFileError(
-            f"{Path(directory) / CONFIG} is of a model of kind {kind!r}; known: {sorted(kinds)}"
+            f"{Path(directory) / CONFIG} describes a model of kind {kind!r}; known: {sorted(kinds)}"
         )
     return kinds[kind].load(directory)
+
+
+def _json_values(params: Mapping[str, Any]) -> dict[str, Any]:
+    """Parameters as JSON values."""
+
+    def plain(value: Any) -> Any:
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            return dataclasses.asdict(value)
+        if isinstance(value, np.ndarray | np.generic):
+            return value.tolist()
+        return value
+
+    return {name: plain(value) for name, value in params.items()}
+
+
+def _read_params(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Constructor parameters from a saved model's description."""
+    params = dict(config["settings"])
+    if "rank" in params:  # its name in version 0.1
+        params["decoder_rank"] = params.pop("rank")
+    if params.get("training") is not None:
+        params["training"] = Training(**params["training"])
+    if params.get("graph") is not None:
+        edges = tuple((a, b) for a, b in params["graph"]["edges"])
+        params["graph"] = ComparisonGraph(params["graph"]["num_actions"], edges)
+    # Version 0.1 kept the reference of a recentred model apart from its parameters.
+    reference = config.get("reference", params["reference"])
+    return {**params, "reference": None if reference is None else tuple(reference)}

@@ -1,8 +1,8 @@
-"""HindsightModel (CQM-H): effects from logs by telling from outcomes which action was behind them.
+"""HindsightModel (CQM-H): effects from logs by inferring from outcomes which action led to them.
 
 With first actions drawn from μ, the density ratio of an event z is p_μ(a | s, z)/μ(a | s) − 1
-(eq. hindsight-ratio): the effect centred at μ. A classifier gives the numerator. The integral of
-the ratio against features, over the discounted events that followed a state, is κ(s, a); summing
+(eq. hindsight-ratio), the effect centred at μ. A classifier estimates the numerator. The integral
+of the ratio against features, over the discounted events that followed a state, is κ(s, a); summing
 over the steps with their discounts gives it the mass m_H of the measure. It is distilled into a
 model of the state, and centring again gives the effect for any other reference.
 """
@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import equinox as eqx
 import jax
@@ -20,55 +19,52 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from cqm import storage
 from cqm.bounds import total_mass
 from cqm.logs.dataset import Logs
-from cqm.models.log_estimator import WIDTH, LogEstimator, LogSettings, check_cells, identity_of
-from cqm.models.predictors import Classifier, Predictor, TablePredictor, WavePredictor
+from cqm.models.log_estimator import WIDTH, LogEstimator, check_cells
+from cqm.models.network import Classifier
+from cqm.models.predictors import FourierPredictor, Predictor, TablePredictor
 from cqm.models.preprocessing import Coordinates
-from cqm.models.ridge import (
+from cqm.models.scorer import check_observations
+from cqm.models.training import Training, train
+from cqm.quotient import Reference, center
+from cqm.regression import (
+    RandomFourierFeatures,
     Table,
-    Waves,
     fold_numbers,
     inverse_root,
     mean_by,
     ridge,
     shrunk_covariance,
 )
-from cqm.models.scorer import check_observations
-from cqm.models.training import Training, train
-from cqm.quotient import center
 
-_WAVES = 64
-_TEMPERATURES = 2.0 ** np.linspace(-1, 6, 29)  # high ones hardly trust the classifier
-_CALIBRATION = 10  # one in so many trajectories of a classifier's own sets its temperature
+_WAVES = 64  # number of random Fourier features of the effects
+_TEMPERATURES = 2.0 ** np.linspace(-1, 6, 29)  # high ones give the classifier little weight
+_CALIBRATION_FOLDS = 10  # one fold of a classifier's own trajectories sets its temperature
+_TRAINING = Training(
+    updates=2_000, batch_size=512, learning_rate=1e-3, schedule="cosine", weight_decay=1e-3
+)
 
 RewardFn = Callable[[np.ndarray], np.ndarray]  # features [..., d] -> rewards [...]
 
 
-@dataclass(frozen=True)
-class HindsightSettings(LogSettings):
-    """How effects are learned in hindsight."""
-
-    method: Literal["network", "tabular"] = "network"
-    """A classifier network, or counting, which is exact for finitely many observations and events.
-    To the network an event is the features and the delay at which they occurred."""
-    baseline: bool = True
-    """Whether to subtract what the state explains from the features, for a ratio that is normalised
-    so that this changes nothing but the noise."""
-    folds: int = 2
-    """Parts of the logs; the ratio of a trajectory comes from a classifier of the other parts."""
-    networks: ClassVar = ("network",)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.method not in ("network", "tabular"):
-            raise ValueError(f"method must be 'network' or 'tabular'; got {self.method!r}")
-
-
 class HindsightModel(LogEstimator):
-    """Learns what actions change from an outcome-conditioned classifier of actions.
+    """Learns what actions change from a classifier of actions, given the outcome.
 
-    The settings are the fields of `HindsightSettings`.
+    Args:
+        method: `network` trains a classifier, to which an event is the features and their delay;
+            `tabular` counts, which is exact for finitely many observations and events.
+        baseline: Subtract the part of the features that the state explains. The ratio is
+            normalised, so this changes only the noise.
+        width: Width of the hidden layers of `network`; 256 by default.
+        members: Number of sets of random Fourier features that are averaged.
+        folds: Number of folds; the ratio of a trajectory comes from a classifier of the others.
+        weighting: Weight by the inverse noise covariance and keep only directions in which effects
+            are visible (generalised instead of ordinary least squares).
+        reference: Distribution over actions at which effects are centred; uniform by default.
+        training: Settings of the training loop of `network`; by default those that suit it.
+        seed: Random seed.
 
     >>> rng = np.random.default_rng(0)
     >>> states, actions = rng.integers(2, size=(400, 1)), rng.integers(2, size=400)
@@ -79,46 +75,72 @@ class HindsightModel(LogEstimator):
     [[1.0], [2.0]]
     """
 
-    settings_type = HindsightSettings
-    kind, title = "hindsight", "Hindsight model"
+    kind, title, network_methods = "hindsight", "Hindsight model", ("network",)
+
+    def __init__(
+        self,
+        *,
+        method: Literal["network", "tabular"] = "network",
+        baseline: bool = True,
+        width: int | None = None,
+        members: int = 1,
+        folds: int = 2,
+        weighting: bool = True,
+        reference: Reference = None,
+        training: Training | None = None,
+        seed: int = 0,
+    ):
+        self.method = method
+        self.baseline = baseline
+        self.width = width
+        self.members = members
+        self.folds = folds
+        self.weighting = weighting
+        self.reference = reference
+        self.training = training
+        self.seed = seed
+
+    def _check_params(self) -> None:
+        self._one_of("method", ("network", "tabular"))
+        super()._check_params()
 
     def _learn(self, logs: Logs, options: Mapping[str, Any]) -> Predictor:
         self._distil_fn: Callable[[np.ndarray], Predictor]
-        if self.settings.method == "tabular":
+        if self.method == "tabular":
             return self._learn_table(logs)
         return self._learn_network(logs, options)
 
-    def reward_advantage(self, reward_fn: RewardFn, observations: np.ndarray) -> np.ndarray:
+    def reward_advantage(self, observations: np.ndarray, reward_fn: RewardFn) -> np.ndarray:
         """Centred values of any reward of the features, linear or not, `[n, actions]`.
 
         ∫ r h dM̄ over the logged events, which are samples of the reference measure, distilled
         into a function of the state. It needs the ratios of those events, which live as long as
-        the fitted model and are not saved. With weighting, events are told apart along the
-        directions whose mean actions move; what actions do to the spread along others is seen
-        with `weighting=False` only.
+        the fitted model and are not saved. With weighting, events are distinguished only along
+        directions whose mean actions move; effects on the spread along other directions are
+        visible with `weighting=False`.
 
         Args:
-            reward_fn: Features `[..., features]` to rewards `[...]`.
             observations: `[n, observations]`.
+            reward_fn: Maps features `[..., features]` to rewards `[...]`.
         """
         self._fitted()
         if not hasattr(self, "_distil_fn"):
             raise ValueError(
-                "a loaded model has no ratios of logged events; fit it again, or ask a Query"
+                "a loaded model has no ratios of logged events; fit it again, or use a Query"
             )
         observations = check_observations(observations, len(self.observation_names))
         rewards = np.asarray(reward_fn(self._events), float)
         if rewards.shape != self._events.shape[:-1] or not np.isfinite(rewards).all():
             raise ValueError(
-                f"reward_fn must give finite rewards of shape {self._events.shape[:-1]} for "
+                f"reward_fn must return finite rewards of shape {self._events.shape[:-1]} for "
                 f"features of shape {self._events.shape}; got shape {rewards.shape} with "
                 f"{np.size(rewards) - np.isfinite(rewards).sum()} not finite"
             )
         if self._kept < len(self.feature_names):
             warnings.warn(
-                f"events are told apart along {self._kept} of {len(self.feature_names)} "
-                "directions, whose mean actions move; what they do to the spread along the others "
-                "is seen with weighting=False only",
+                f"events are distinguished along {self._kept} of {len(self.feature_names)} "
+                "directions, those whose mean actions move; effects on the spread along the others "
+                "are visible only with weighting=False",
                 stacklevel=2,
             )
         predictor = self._distil_fn(rewards[..., None])
@@ -128,82 +150,81 @@ class HindsightModel(LogEstimator):
         states, events = Table.of(logs.observations), Table.of(_flat(logs.features))
         cells, num_actions = states.find(logs.observations), logs.num_actions
         check_cells(cells, len(states.rows), logs)
-        chances = self._table_propensities(logs, cells, states)
-        mu = mean_by(cells, len(states.rows), chances)
+        propensities = self._table_propensities(logs, cells, states)
+        mu = mean_by(cells, len(states.rows), propensities)
         seen = events.find(_flat(logs.features)).reshape(logs.actions.shape)
         joint = np.zeros((len(states.rows), num_actions, len(events.rows)))
         for k, discount in enumerate(logs.recipe.discounts):
             np.add.at(joint, (cells, logs.first_actions, seen[:, k]), discount)
-        measure = joint.sum(axis=1)  # the reference measure times the decisions of a state
+        measure = joint.sum(axis=1)  # the reference measure times the number of decisions
         posterior = joint / np.where(measure > 0, measure, 1)[:, None]
         ratio = posterior / mu[..., None] - 1
         share = measure / measure.sum(axis=1, keepdims=True)
         mass = float(total_mass(logs.recipe.discount, logs.recipe.horizon))
-        if self.settings.baseline:
+        if self.baseline:
             ratio = ratio - (share[:, None] * ratio).sum(axis=-1, keepdims=True)
 
         def distil(values: np.ndarray) -> TablePredictor:
             by_event = mean_by(seen.ravel(), len(events.rows), _flat(values))
-            if self.settings.baseline:  # any shift of a normalised ratio's integrand is free
+            if self.baseline:  # a normalised ratio allows any shift of the integrand
                 by_event = by_event[None] - (share @ by_event)[:, None]
             weights = mass * share[:, None] * ratio
             shape = (len(states.rows), *by_event.shape[-2:])
             effects = weights @ np.broadcast_to(by_event, shape)
             return TablePredictor(states, center(effects))
 
-        self.notes_.append(f"{len(events.rows)} events counted, with the state and the action")
+        self.notes_.append(f"{len(events.rows)} distinct events, counted per state and action")
         self._distil_fn, self._events = distil, logs.features
         self._kept = len(logs.feature_names)
         return distil(logs.features)
 
     def _learn_network(self, logs: Logs, options: Mapping[str, Any]) -> Predictor:
-        settings = self.settings
-        directions, inputs = self._coordinates(logs)
+        subspace, inputs = self._coordinates(logs)
         seen = inputs(logs.observations)
-        chances = self._propensities(logs, seen)
-        rng = np.random.default_rng(settings.seed)
-        regressors = Waves.draw(seen, 2 * _WAVES, rng)(seen)
+        propensities = self._propensities(logs, seen)
+        rng = np.random.default_rng(self.seed)
+        regressors = RandomFourierFeatures.draw(seen, 2 * _WAVES, rng)(seen)
         folds = self._folds(logs)
-        events = _surprises(logs.features @ directions.measures, regressors, folds)
-        ratio = self._ratios(logs, seen, events, chances, folds, options)
-        # What it would be on average from a state, if it were exact, is zero.
+        events = _surprises(logs.features @ subspace.measures, regressors, folds)
+        ratio = self._ratios(logs, seen, events, propensities, folds, options)
+        # An exact ratio has mean zero in every state.
         flat = ratio.reshape(len(logs), -1)
         ratio = ratio - ridge(regressors, flat, folds).predictions.reshape(ratio.shape)
         discounts = logs.recipe.discounts
 
-        def distil(values: np.ndarray, basis: np.ndarray | None = None) -> WavePredictor:
-            if settings.baseline:
+        def distil(values: np.ndarray, basis: np.ndarray | None = None) -> FourierPredictor:
+            if self.baseline:
                 flat = values.reshape(len(values), -1)
                 values = values - ridge(regressors, flat, folds).predictions.reshape(values.shape)
             targets = np.einsum("k,nka,nkd->nad", discounts, ratio, values)
-            return _distilled(seen, inputs, center(targets), basis, folds, settings)
+            return self._distilled(seen, inputs, center(targets), basis, folds)
 
-        self._distil_fn, self._events, self._kept = distil, logs.features, len(directions)
-        return distil(logs.features @ directions.measures, directions.stands_for)
+        self._distil_fn, self._events, self._kept = distil, logs.features, len(subspace)
+        return distil(logs.features @ subspace.measures, subspace.reconstruction)
 
     def _ratios(
         self,
         logs: Logs,
         seen: np.ndarray,
         events: np.ndarray,
-        chances: np.ndarray,
+        propensities: np.ndarray,
         folds: np.ndarray,
         options: Mapping[str, Any],
     ) -> np.ndarray:
-        """h of every logged event, `[n, horizon, actions]`, by a classifier of other rows."""
+        """The cross-fitted ratio h of every logged event, `[n, horizon, actions]`."""
         num = len(logs)
         rows = {
             "inputs": np.asarray(seen, np.float32),
             "events": np.asarray(events, np.float32),
-            "prior": np.asarray(np.log(chances), np.float32),
+            "prior": np.asarray(np.log(propensities), np.float32),
             "actions": logs.first_actions.astype(np.int32),
         }
         ratio = np.empty((num, logs.recipe.horizon, logs.num_actions))
         temperatures, losses = [], []
-        for fold in range(self.settings.folds):
+        for fold in range(self.folds):
             inside, outside = folds == fold, np.flatnonzero(folds != fold)
             groups = outside if logs.groups is None else logs.groups[outside]
-            parts = min(_CALIBRATION, len(np.unique(groups)))
+            parts = min(_CALIBRATION_FOLDS, len(np.unique(groups)))
             held_out = fold_numbers(len(outside), parts, groups, seed=1) == 0
             training, own = outside[~held_out], outside[held_out]
             classifier = self._fit_classifier(
@@ -218,47 +239,69 @@ class HindsightModel(LogEstimator):
             best = int(np.argmin(by_temperature))
             temperatures.append(_TEMPERATURES[best])
             losses.append((by_temperature[best], _cross_entropy(0 * scores[own], rows, own, logs)))
-            logits = scores[inside] / _TEMPERATURES[best] + np.log(chances[inside][:, None])
+            logits = scores[inside] / _TEMPERATURES[best] + np.log(propensities[inside][:, None])
             posterior = np.exp(logits - logits.max(axis=-1, keepdims=True))
             posterior /= posterior.sum(axis=-1, keepdims=True)
-            ratio[inside] = posterior / chances[inside][:, None] - 1
+            ratio[inside] = posterior / propensities[inside][:, None] - 1
         after, before = np.mean(losses, axis=0)
         self.notes_.append(
-            f"the classifier of actions has a held-out cross-entropy of {after:.4f} (knowing the "
-            f"state alone {before:.4f}) at temperatures {np.round(temperatures, 2).tolist()}"
+            f"the classifier of actions has a held-out cross-entropy of {after:.4f} ({before:.4f} "
+            f"from the state alone) at temperatures {np.round(temperatures, 2).tolist()}"
         )
         return ratio
 
     def _fit_classifier(
         self, rows: Mapping[str, Any], logs: Logs, options: Mapping[str, Any]
     ) -> Classifier:
-        settings, horizon = self.settings, logs.recipe.horizon
+        horizon, width = logs.recipe.horizon, self.width or WIDTH
         size = rows["inputs"].shape[1] + rows["events"].shape[2] + horizon
-        network = Classifier(
-            size, logs.num_actions, width=settings.width or WIDTH, key=jax.random.key(settings.seed)
-        )
-        chances = jnp.asarray(np.log(np.maximum(logs.recipe.discounts, 1e-30)), jnp.float32)
+        network = Classifier(size, logs.num_actions, width=width, key=jax.random.key(self.seed))
+        log_discounts = jnp.asarray(np.log(np.maximum(logs.recipe.discounts, 1e-30)), jnp.float32)
 
         def loss(model: Classifier, batch: Mapping[str, Array], key: Array, target: Any) -> Array:
-            # One event a trajectory, at a delay drawn with probability proportional to γᵏ.
-            delay = jax.random.categorical(key, chances, shape=batch["actions"].shape)
+            # One event per trajectory, at a delay drawn with probability proportional to γᵏ.
+            delay = jax.random.categorical(key, log_discounts, shape=batch["actions"].shape)
             event = jnp.take_along_axis(batch["events"], delay[:, None, None], axis=1)[:, 0]
             both = [batch["inputs"], event, jax.nn.one_hot(delay, horizon)]
             scores = jax.nn.log_softmax(batch["prior"] + model(jnp.concatenate(both, axis=1)))
             return -jnp.mean(jnp.take_along_axis(scores, batch["actions"][:, None], axis=1))
 
-        default = Training(
-            updates=2_000, batch_size=512, learning_rate=1e-3, schedule="cosine", weight_decay=1e-3
-        )
-        training = settings.training or replace(default, seed=settings.seed)
-        identity = identity_of((settings, "classifier"), rows)
-        return train(network, loss, rows, training, identity=identity, **options).model
+        return train(
+            network,
+            loss,
+            rows,
+            (self.training or _TRAINING).with_seed(self.seed),
+            identity=self._identity(storage.sha256_arrays(rows)),
+            defaults=self._identity_defaults(),
+            **options,
+        ).model
+
+    def _distilled(
+        self,
+        seen: np.ndarray,
+        inputs: Coordinates,
+        targets: np.ndarray,
+        basis: np.ndarray | None,
+        folds: np.ndarray,
+    ) -> FourierPredictor:
+        """A model of the state from the noisy effects `[n, actions, d]` of every trajectory."""
+        num, num_actions, size = targets.shape
+        scale = np.sqrt((targets**2).mean(axis=(0, 1))) + 1e-300
+        flat = (targets / scale).reshape(num, -1)
+        rng = np.random.default_rng(self.seed + 1)
+        members = []
+        for _ in range(self.members):
+            features = RandomFourierFeatures.draw(seen, _WAVES, rng)
+            weights = ridge(features(seen), flat, folds).weights.reshape(-1, num_actions, size)
+            members.append((features, np.moveaxis(weights, 0, 1)))
+        basis = (np.eye(size) if basis is None else basis) * scale
+        return FourierPredictor.of_members(inputs, members, basis)
 
 
 def _surprises(values: np.ndarray, regressors: np.ndarray, folds: np.ndarray) -> np.ndarray:
-    """Features of every step without what the state explains of them, in units of their noise.
+    """Features of every step minus the part that the state explains, in units of their noise.
 
-    Given the state and the delay it is the same event, and the action behind it is easier to see.
+    Given state and delay these carry the same information, and make the action easier to infer.
     """
     num, horizon = values.shape[:2]
     flat = values.reshape(num, -1)
@@ -267,35 +310,8 @@ def _surprises(values: np.ndarray, regressors: np.ndarray, folds: np.ndarray) ->
     return np.clip(np.stack(steps, axis=1), -10, 10)
 
 
-def _distilled(
-    seen: np.ndarray,
-    inputs: Coordinates,
-    targets: np.ndarray,
-    basis: np.ndarray | None,
-    folds: np.ndarray,
-    settings: HindsightSettings,
-) -> WavePredictor:
-    """A model of the state from noisy effects `[n, actions, d]` of every trajectory."""
-    num, num_actions, size = targets.shape
-    scale = np.sqrt((targets**2).mean(axis=(0, 1))) + 1e-300
-    flat = (targets / scale).reshape(num, -1)
-    rng = np.random.default_rng(settings.seed + 1)
-    members = []
-    for _ in range(settings.members):
-        waves = Waves.draw(seen, _WAVES, rng)
-        weights = ridge(waves(seen), flat, folds).weights.reshape(-1, num_actions, size)
-        members.append((waves, np.moveaxis(weights, 0, 1)))
-    return WavePredictor(
-        inputs,
-        np.stack([waves.frequencies for waves, _ in members]),
-        np.stack([waves.phases for waves, _ in members]),
-        np.stack([weights for _, weights in members]),
-        (np.eye(size) if basis is None else basis) * scale,
-    )
-
-
 def _scores(classifier: Classifier, rows: Mapping[str, Any]) -> np.ndarray:
-    """Scores of every event of every trajectory, `[n, horizon, actions]`, without the prior."""
+    """Logits of every event of every trajectory, `[n, horizon, actions]`, without the prior."""
     num, horizon, _ = rows["events"].shape
 
     @eqx.filter_jit
@@ -314,7 +330,7 @@ def _scores(classifier: Classifier, rows: Mapping[str, Any]) -> np.ndarray:
 def _cross_entropy(
     scores: np.ndarray, rows: Mapping[str, np.ndarray], chosen: np.ndarray, logs: Logs
 ) -> float:
-    """Mean over discounted events of some trajectories of −log p(action)."""
+    """Mean of −log p(action) over the discounted events of some trajectories."""
     logits = scores + rows["prior"][chosen][:, None]
     logits = logits - logits.max(axis=-1, keepdims=True)
     logs_p = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))

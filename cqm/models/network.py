@@ -1,8 +1,8 @@
 """The paper's network: encoder, action embedding, low-rank code, shared linear decoder.
 
-Of several readings that fit the paper's parameter counts this is one: an encoder of three layers, a
-16-dimensional action embedding, a head of three layers down to a code of the given rank, and a
-linear decoder with bias. A ReLU follows all but the last layer of encoder and head.
+Several architectures fit the paper's parameter counts. This one has an encoder of three layers, a
+16-dimensional action embedding, a head of three layers that ends in a code of the given rank, and a
+linear decoder with bias. A ReLU follows every layer of encoder and head except the last.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ class Linear(eqx.Module):
 
 
 def three_layers(layers: tuple[Linear, ...], inputs: Array) -> Array:
-    """An encoder or a head: a ReLU follows all but the last layer."""
+    """Apply an encoder or a head, with a ReLU after every layer except the last."""
     return after_first(layers, layers[0](inputs))
 
 
 def after_first(layers: tuple[Linear, ...], hidden: Array) -> Array:
-    """The same from what the first layer gave, for parts that were computed apart."""
+    """Apply the remaining layers to the output of the first, for callers that computed it."""
     _, second, third = layers
     return third(jax.nn.relu(second(jax.nn.relu(hidden))))
 
@@ -87,36 +87,57 @@ class Network(eqx.Module):
         """The low-rank code of every action, `[..., actions, rank]`, for inputs `[..., inputs]`."""
         state = three_layers(self.encoder, inputs)
         first = self.head[0]
-        # The first layer sees state and action side by side, so it is the sum of a part for each;
-        # the state's part is computed once for all actions.
+        # The first layer is linear in the concatenated state and embedding, so it is a sum of two
+        # parts; the state's part is computed once for all actions.
         width = state.shape[-1]
         state_part = state @ first.weight[:width] + first.bias
         action_part = self.embedding @ first.weight[width:]
         return after_first(self.head, state_part[..., None, :] + action_part)
 
     def __call__(self, inputs: Array) -> Array:
-        """`[..., actions, features]`, not centred: an absolute prediction."""
+        """Uncentred predictions, `[..., actions, features]`."""
         return self.decoder(self.code(inputs))
 
     def effects(self, inputs: Array, reference: Reference = None) -> Array:
         """κ(s, a), `[..., actions, features]`, centred for every parameter value (eq. cqm-param).
 
-        The decoder is linear, so centring the code gives the same for less work, and the
-        decoder's bias drops out. Once is not enough where the actions' codes are nearly equal: the
-        rounding of what they share would be left.
+        The decoder is linear, so centring the code gives the same result for less work, and the
+        decoder's bias drops out. It is centred twice, because where the actions' codes are nearly
+        equal a single pass leaves the rounding error of their common part.
         """
         code = center(center(self.code(inputs), reference), reference)
         return code @ self.decoder.weight
 
 
+class Classifier(eqx.Module):
+    """Logits of the actions: of a behaviour policy, or of the action that led to an outcome."""
+
+    layers: tuple[Linear, ...]
+
+    def __init__(self, num_inputs: int, num_actions: int, *, width: int, key: Array):
+        first, second, last = jax.random.split(key, 3)
+        final = small_at_first(Linear(width, num_actions, last))
+        self.layers = (Linear(num_inputs, width, first), Linear(width, width, second), final)
+
+    def __call__(self, inputs: Array) -> Array:
+        """`[..., actions]` for inputs `[..., inputs]`."""
+        first, second, last = self.layers
+        return last(jax.nn.silu(second(jax.nn.silu(first(inputs)))))
+
+
+def small_at_first(layer: Linear) -> Linear:
+    """A last layer whose initial output is close to zero."""
+    return eqx.tree_at(lambda m: (m.weight, m.bias), layer, (0.1 * layer.weight, 0 * layer.bias))
+
+
 def named_arrays(model: eqx.Module) -> dict[str, np.ndarray]:
-    """The arrays of a model by their place in it, such as `encoder.0.weight`."""
+    """The arrays of a model by their path in it, such as `encoder.0.weight`."""
     leaves = jax.tree_util.tree_leaves_with_path(eqx.filter(model, eqx.is_array))
     return {_name(path): np.asarray(leaf) for path, leaf in leaves}
 
 
 def with_arrays(model: Model, arrays: Mapping[str, np.ndarray]) -> Model:
-    """The model with other arrays in the same places."""
+    """The model with its arrays replaced, by path."""
     old, static = eqx.partition(model, eqx.is_array)
     leaves, structure = jax.tree_util.tree_flatten_with_path(old)
     filled = [jnp.asarray(arrays[_name(path)]) for path, _ in leaves]
@@ -128,5 +149,5 @@ def _name(path: Any) -> str:
 
 
 def num_parameters(model: eqx.Module) -> int:
-    """The number of trained numbers in a model."""
+    """The number of trainable parameters of a model."""
     return sum(leaf.size for leaf in jax.tree.leaves(eqx.filter(model, eqx.is_array)))

@@ -1,6 +1,7 @@
-"""Predictors: what a fitted model is made of, with its arrays by name so that it can be saved.
+"""Predictors: what a fitted model consists of, with its arrays by name so that it can be saved.
 
-A predictor turns observations into effects of every candidate action, up to what all actions share.
+A predictor maps observations to the effects of every candidate action, up to a shift that all
+actions share; the estimator centres them.
 """
 
 from __future__ import annotations
@@ -15,64 +16,43 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from cqm.models.network import Linear, named_arrays, with_arrays
+from cqm.models.network import Classifier, Network, named_arrays, with_arrays
 from cqm.models.preprocessing import Coordinates
-from cqm.models.ridge import Table, Waves
 from cqm.models.transition import Transition
-from cqm.quotient import center
+from cqm.regression import RandomFourierFeatures, Table
 
 Arrays = dict[str, np.ndarray]
 
 
 class Predictor(Protocol):
-    """What every predictor offers."""
+    """The interface of every predictor."""
 
     def __call__(self, observations: np.ndarray) -> np.ndarray:
-        """Effects by each member, `[members, n, actions, features]`, not centred to rounding."""
+        """Effects by each member, `[members, n, actions, features]`, up to a shared shift."""
 
     def arrays(self) -> Arrays:
         """Everything that was learned, by name."""
 
 
-class Classifier(eqx.Module):
-    """Logits of the actions: a behaviour policy, or the action behind an outcome."""
-
-    layers: tuple[Linear, ...]
-
-    def __init__(self, num_inputs: int, num_actions: int, *, width: int, key: Array):
-        first, second, last = jax.random.split(key, 3)
-        final = Linear(width, num_actions, last)
-        # Indifferent at first, so that it starts from what is known without it.
-        final = eqx.tree_at(
-            lambda m: (m.weight, m.bias), final, (0.1 * final.weight, 0 * final.bias)
-        )
-        self.layers = (Linear(num_inputs, width, first), Linear(width, width, second), final)
-
-    def __call__(self, inputs: Array) -> Array:
-        """`[..., actions]` for inputs `[..., inputs]`."""
-        first, second, last = self.layers
-        return last(jax.nn.silu(second(jax.nn.silu(first(inputs)))))
-
-
 @dataclass(frozen=True)
 class TablePredictor:
-    """Effects of finitely many observations."""
+    """Looks up the effects of finitely many observations."""
 
     table: Table
     effects: np.ndarray  # [states, actions, features]
 
     def __call__(self, observations: np.ndarray) -> np.ndarray:
-        """The effects of each observation's row."""
+        """Effects, `[1, n, actions, features]`."""
         return self.effects[self.table.find(observations)][None]
 
     def arrays(self) -> Arrays:
-        """The table."""
+        """The table's rows and effects."""
         return {"table.rows": self.table.rows, "table.effects": self.effects}
 
 
 @dataclass(frozen=True)
-class WavePredictor:
-    """Effects linear in waves of the state."""
+class FourierPredictor:
+    """Effects that are linear in random Fourier features of the state."""
 
     inputs: Coordinates
     frequencies: np.ndarray  # [members, inputs, waves]
@@ -80,19 +60,35 @@ class WavePredictor:
     weights: np.ndarray  # [members, actions, regressors, coordinates]
     basis: np.ndarray  # [features, coordinates]
 
+    @classmethod
+    def of_members(
+        cls,
+        inputs: Coordinates,
+        members: list[tuple[RandomFourierFeatures, np.ndarray]],
+        basis: np.ndarray,
+    ) -> FourierPredictor:
+        """Stack the members' features and weights `[actions, regressors, coordinates]`."""
+        return cls(
+            inputs,
+            np.stack([features.frequencies for features, _ in members]),
+            np.stack([features.phases for features, _ in members]),
+            np.stack([weights for _, weights in members]),
+            basis,
+        )
+
     def __call__(self, observations: np.ndarray) -> np.ndarray:
-        """Effects by each member."""
+        """Effects, `[members, n, actions, features]`."""
         inputs = self.inputs(observations)
         parts = []
         for frequencies, phases, weights in zip(
             self.frequencies, self.phases, self.weights, strict=True
         ):
-            seen = Waves(frequencies, phases)(inputs)
-            parts.append(np.stack([seen @ own for own in weights], axis=1))
-        return center(np.stack(parts)) @ self.basis.T
+            regressors = RandomFourierFeatures(frequencies, phases)(inputs)
+            parts.append(np.stack([regressors @ own for own in weights], axis=1))
+        return np.stack(parts) @ self.basis.T
 
     def arrays(self) -> Arrays:
-        """Coordinates, waves, weights and basis."""
+        """Coordinates, Fourier features, weights and basis."""
         return {
             "inputs.shift": self.inputs.shift,
             "inputs.matrix": self.inputs.matrix,
@@ -104,19 +100,46 @@ class WavePredictor:
 
 
 @dataclass(frozen=True)
-class UnrolledPredictor:
-    """Transitions unrolled under fresh continuations: a known law's, or the behaviour's own."""
+class DirectPredictor:
+    """The paper's network, applied to the state."""
 
     inputs: Coordinates
     basis: np.ndarray  # [features, coordinates]
-    scales: np.ndarray  # [coordinates], of the standardised features
-    discounts: np.ndarray  # [horizon]
-    network: Transition  # members stacked
-    continuations: np.ndarray  # [draws, horizon − 1], actions, or uniforms for a behaviour
-    behaviour: Classifier | None = None  # of moved coordinates, and others as they began
+    network: Network  # members stacked
 
     def __call__(self, observations: np.ndarray) -> np.ndarray:
-        """Effects by each member."""
+        """Effects, `[members, n, actions, features]`."""
+        inputs = np.asarray(self.inputs(observations), np.float32)
+        effects = in_blocks(lambda block: _direct(self.network, block), inputs, 1024, axis=1)
+        return effects @ self.basis.T
+
+    def arrays(self) -> Arrays:
+        """Coordinates, basis and layers."""
+        return {
+            "inputs.shift": self.inputs.shift,
+            "inputs.matrix": self.inputs.matrix,
+            "basis": self.basis,
+            **_network_arrays("network", self.network),
+        }
+
+
+@dataclass(frozen=True)
+class UnrolledPredictor:
+    """A transition network, unrolled under fresh continuations and averaged over them.
+
+    The later actions are drawn from a known law, or chosen by an estimated behaviour policy.
+    """
+
+    inputs: Coordinates
+    basis: np.ndarray  # [features, coordinates]
+    scales: np.ndarray  # [coordinates], from standardised features to those of the basis
+    discounts: np.ndarray  # [horizon]
+    network: Transition  # members stacked
+    continuations: np.ndarray  # [draws, horizon − 1], actions; uniform numbers for a behaviour
+    behaviour: Classifier | None = None  # sees the moved coordinates and the initial context
+
+    def __call__(self, observations: np.ndarray) -> np.ndarray:
+        """Effects, `[members, n, actions, features]`."""
         inputs = np.asarray(self.inputs(observations), np.float32)
         fixed = (jnp.asarray(self.discounts, jnp.float32), jnp.asarray(self.scales, jnp.float32))
         drawn = jnp.asarray(self.continuations)
@@ -126,7 +149,7 @@ class UnrolledPredictor:
                 return _unrolled(self.network, block, drawn, *fixed)
             return _under_behaviour(self.network, self.behaviour, block, drawn, *fixed)
 
-        return center(in_blocks(predict, inputs, 32)) @ self.basis.T
+        return in_blocks(predict, inputs, 32, axis=1) @ self.basis.T
 
     def arrays(self) -> Arrays:
         """Coordinates, basis, continuations and layers."""
@@ -137,75 +160,88 @@ class UnrolledPredictor:
             "scales": np.asarray(self.scales, np.float32),
             "discounts": self.discounts,
             "continuations": np.asarray(self.continuations),
-            **network_arrays("network", self.network),
+            **_network_arrays("network", self.network),
         }
         if self.behaviour is not None:
-            arrays |= network_arrays("behaviour", self.behaviour)
+            arrays |= _network_arrays("behaviour", self.behaviour)
         return arrays
 
 
 def restore_predictor(arrays: Mapping[str, np.ndarray]) -> Predictor:
-    """The predictor that arrays were of."""
+    """The predictor whose `arrays()` these are."""
     if "table.rows" in arrays:
         return TablePredictor(Table(arrays["table.rows"]), arrays["table.effects"])
-    inputs = Coordinates(arrays["inputs.shift"], arrays["inputs.matrix"])
+    inputs, basis = Coordinates(arrays["inputs.shift"], arrays["inputs.matrix"]), arrays["basis"]
     if "waves.weights" in arrays:
-        return WavePredictor(
+        return FourierPredictor(
             inputs,
             arrays["waves.frequencies"],
             arrays["waves.phases"],
             arrays["waves.weights"],
-            arrays["basis"],
+            basis,
         )
-    num_inputs, num_features = inputs.matrix.shape[1], arrays["basis"].shape[1]
-    members, num_actions, width = arrays["network.embedding"].shape
+    sizes = (inputs.matrix.shape[1], arrays["network.embedding"].shape[1], basis.shape[1])
     key = jax.random.key(0)
-    closed = "network.lift.weight" not in arrays
+    if "network.decoder.weight" in arrays:
+        *_, width, rank = arrays["network.head.2.weight"].shape
+        direct = _restored(Network(*sizes, rank=rank, width=width, key=key), "network", arrays)
+        return DirectPredictor(inputs, basis, direct)
     transition = Transition(
-        num_inputs, num_actions, num_features, width=width, closed=closed, key=key
+        *sizes,
+        width=arrays["network.embedding"].shape[2],
+        has_latent="network.lift.weight" in arrays,
+        key=key,
     )
-    transition = fill_network(_stacked(transition, members), "network", arrays)
     behaviour = None
     if "behaviour.layers.0.weight" in arrays:
         num_seen, hidden = arrays["behaviour.layers.0.weight"].shape
-        empty = Classifier(num_seen, num_actions, width=hidden, key=key)
-        behaviour = fill_network(empty, "behaviour", arrays)
+        empty = Classifier(num_seen, sizes[1], width=hidden, key=key)
+        behaviour = _restored(empty, "behaviour", arrays)
     return UnrolledPredictor(
         inputs,
-        arrays["basis"],
+        basis,
         arrays["scales"],
         arrays["discounts"],
-        transition,
+        _restored(transition, "network", arrays),
         arrays["continuations"],
         behaviour,
     )
 
 
-def in_blocks(predict_fn: Callable[[Array], Array], inputs: np.ndarray, size: int) -> np.ndarray:
-    """`[members, n, ...]` from blocks of one shape, so that a prediction is compiled once."""
+def in_blocks(
+    predict_fn: Callable[[Array], Array], inputs: np.ndarray, size: int, *, axis: int = 0
+) -> np.ndarray:
+    """Predictions for inputs `[n, inputs]` in float64, padded to blocks of one compiled shape.
+
+    Args:
+        predict_fn: Maps a float32 block `[size, inputs]` to predictions.
+        inputs: All inputs.
+        size: Rows per block.
+        axis: The axis of the predictions that runs over rows.
+    """
     parts = []
     for start in range(0, max(1, len(inputs)), size):
         block = np.zeros((size, inputs.shape[1]), np.float32)
-        block[: len(inputs) - start] = inputs[start : start + size]
-        parts.append(np.asarray(predict_fn(jnp.asarray(block)), float)[:, : len(inputs) - start])
-    return np.concatenate(parts, axis=1)
+        num = min(size, len(inputs) - start)
+        block[:num] = inputs[start : start + num]
+        predicted = np.asarray(predict_fn(jnp.asarray(block)), float)
+        parts.append(predicted[(slice(None),) * axis + (slice(num),)])
+    return np.concatenate(parts, axis=axis)
 
 
-def network_arrays(prefix: str, network: Any) -> Arrays:
-    """The arrays of a network by their place in it."""
+def _network_arrays(prefix: str, network: Any) -> Arrays:
     return {f"{prefix}.{name}": values for name, values in named_arrays(network).items()}
 
 
-def fill_network(network: Any, prefix: str, arrays: Mapping[str, np.ndarray]) -> Any:
-    """A network of the same form with the arrays that `network_arrays` gave."""
+def _restored(network: Any, prefix: str, arrays: Mapping[str, np.ndarray]) -> Any:
+    """The network with the arrays that `_network_arrays` gave; they bring the members' axis."""
     own = {name.removeprefix(f"{prefix}."): values for name, values in arrays.items()}
     return with_arrays(network, own)
 
 
-def _stacked(network: Any, members: int) -> Any:
-    return jax.tree.map(
-        lambda leaf: jnp.stack([leaf] * members) if eqx.is_array(leaf) else leaf, network
-    )
+@eqx.filter_jit
+def _direct(network: Network, inputs: Array) -> Array:
+    return eqx.filter_vmap(lambda member: member.effects(inputs))(network)
 
 
 @eqx.filter_jit
@@ -226,26 +262,6 @@ def _under_behaviour(
     discounts: Array,
     scales: Array,
 ) -> Array:
-    """Closed loop: the later actions answer to the states that the first one led to."""
-
-    def one(member: Transition) -> Array:
-        size, num_actions = member.num_features, member.embedding.shape[0]
-        fixed = member._fixed(inputs[:, size:])[:, None, None]
-        shape = (inputs.shape[0], uniforms.shape[0], num_actions, size)
-        z = jnp.broadcast_to(inputs[:, None, None, :size], shape)
-        z = member.step(z, fixed, jnp.broadcast_to(jnp.arange(num_actions), shape[:-1]))
-        context = inputs[:, None, None, size:]
-        context = jnp.broadcast_to(context, (*shape[:-1], context.shape[-1]))
-
-        def later(z: Array, drawn: Array) -> tuple[Array, Array]:
-            seen = jnp.concatenate([z, context], axis=-1)
-            limits = jnp.cumsum(jax.nn.softmax(behaviour(seen)), axis=-1)[..., :-1]
-            action = jnp.sum(drawn[None, :, None, None] >= limits, axis=-1)
-            z = member.step(z, fixed, action)
-            return z, z
-
-        _, rest = jax.lax.scan(later, z, uniforms.T)
-        outcomes = discounts[0] * z + jnp.tensordot(discounts[1:], rest, 1)
-        return center(outcomes.mean(axis=1) * scales)
-
-    return eqx.filter_vmap(one)(network)
+    return eqx.filter_vmap(
+        lambda member: member.effects_under(behaviour, inputs, uniforms, discounts, scales)
+    )(network)

@@ -1,8 +1,8 @@
-"""Conditioning: coordinates in which a network sees observations and predicts effects.
+"""Preprocessing: coordinates in which a network sees observations and predicts effects.
 
-Raw observations may bury what actions move under what they do not. Paired effects show by
-themselves which directions actions move; those come first, each at unit scale. The other directions
-may still modulate the effects, so they are kept, whitened and at a smaller scale, never dropped.
+In raw observations, the directions that actions move may be drowned out by those they do not move.
+Paired effects reveal which directions actions move; these come first, each at unit scale. The other
+directions may still modulate the effects, so they are kept, whitened and at a smaller scale.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import numpy as np
 from cqm.quotient import effect_spectrum
 
 Conditioning = Literal["none", "whiten", "effect"]
-REST_SCALE = 0.1  # of directions that no action was seen to move
-_NEGLIGIBLE = 1e-12  # share of the energy below which a direction is rounding
+REST_SCALE = 0.1  # scale of the directions that no action moves
+_NEGLIGIBLE = 1e-12  # directions with a smaller share of the energy count as rounding error
 
 
 @dataclass(frozen=True)
@@ -32,74 +32,90 @@ class Coordinates:
 
 
 def input_coordinates(
-    kind: Conditioning, observations: np.ndarray, basis: np.ndarray, *, closed: bool
+    kind: Conditioning, observations: np.ndarray, basis: np.ndarray | None
 ) -> Coordinates:
     """Coordinates of observations `[n, observations]`.
 
-    Conditioning on the `basis` of the effects needs features that are the observation of the next
-    state (`closed`); where they are not, the observations are whitened.
+    Args:
+        kind: `none` for raw observations, `whiten`, or `effect` for controllable directions first.
+        observations: The observations to condition on.
+        basis: Directions of the observation that actions move, `[observations, coordinates]`. If
+            the features are not the next observation these are unknown: with None, `effect`
+            whitens.
     """
     size = observations.shape[1]
     if kind == "none":
         return Coordinates(np.zeros(size), np.eye(size))
-    shift = observations.mean(axis=0)
-    if kind == "whiten" or not closed:
-        return Coordinates(shift, _whitening(observations - shift, np.eye(size)))
-    if kind != "effect":
+    if kind not in ("whiten", "effect"):
         raise ValueError(f"conditioning must be 'none', 'whiten' or 'effect'; got {kind!r}")
+    shift = observations.mean(axis=0)
     centered = observations - shift
-    rest = REST_SCALE * _whitening(centered, _complement(basis))
-    return Coordinates(shift, np.concatenate([_whitening(centered, basis), rest], axis=1))
+    if kind == "whiten" or basis is None:
+        return Coordinates(shift, whitening(centered, np.eye(size)))
+    rest = REST_SCALE * whitening(centered, _complement(basis))
+    return Coordinates(shift, np.concatenate([whitening(centered, basis), rest], axis=1))
 
 
 def step_coordinates(
-    observations: np.ndarray, steps: np.ndarray, basis: np.ndarray, *, closed: bool
+    observations: np.ndarray,
+    steps: np.ndarray,
+    basis: np.ndarray,
+    *,
+    features_are_next_observation: bool,
 ) -> tuple[Coordinates, Coordinates]:
-    """Coordinates for unrolling: of observations, and of the features of a step.
+    """Coordinates for unrolling: of the observations, and of the features of a step.
 
     Args:
         observations: `[n, observations]`.
         steps: Features of some steps, `[m, features]`.
-        basis: Of what actions move, `[features, coordinates]`.
-        closed: Whether the features are the observation of the next state. Then the observation's
-            first coordinates are the features' own, and the rest of it follows as context.
+        basis: Directions that actions move, `[features, coordinates]`.
+        features_are_next_observation: If so, the first coordinates of the observation are those of
+            the features, and the rest of the observation follows as context.
     """
     moved = steps @ basis
     shift, scale = moved.mean(axis=0), moved.std(axis=0) + 1e-12
     features = Coordinates(basis @ shift, basis / scale)
-    if not closed:
-        return input_coordinates("whiten", observations, basis, closed=False), features
+    if not features_are_next_observation:
+        return input_coordinates("whiten", observations, None), features
     centered = observations - observations.mean(axis=0)
     rest = _complement(basis)
-    whitening = REST_SCALE * _whitening(centered, rest)
+    context = REST_SCALE * whitening(centered, rest)
     # One shift serves both parts: the features' along the basis, the observations' mean across it.
     shift = features.shift + rest @ (rest.T @ observations.mean(axis=0))
-    return Coordinates(shift, np.concatenate([features.matrix, whitening], axis=1)), features
+    return Coordinates(shift, np.concatenate([features.matrix, context], axis=1)), features
 
 
 def output_basis(kind: Conditioning, effects: np.ndarray) -> np.ndarray:
-    """An orthonormal basis `[features, coordinates]` of what effects span, or of everything."""
+    """An orthonormal basis `[features, coordinates]` of the span of the effects.
+
+    With conditioning other than `effect`, a basis of all features.
+    """
     if kind != "effect":
         return np.eye(effects.shape[-1])
     spectrum = effect_spectrum(effects.reshape(-1, *effects.shape[-2:]))
-    return spectrum.directions[: moved_rank(spectrum.energies)].T
+    energies = spectrum.energies
+    rank = max(1, int(np.sum(energies > _NEGLIGIBLE * energies[0])))
+    return spectrum.directions[:rank].T
 
 
-def moved_rank(energies: np.ndarray) -> int:
-    """The number of directions that actions move."""
-    return max(1, int(np.sum(energies > _NEGLIGIBLE * energies[0])))
+def whitening(
+    centered: np.ndarray, basis: np.ndarray, *, negligible: float = _NEGLIGIBLE
+) -> np.ndarray:
+    """A map `[values, coordinates]` to coordinates of unit variance within the span of a basis.
 
-
-def _complement(basis: np.ndarray) -> np.ndarray:
-    """An orthonormal basis of all directions that a basis leaves out."""
-    return np.linalg.svd(basis, full_matrices=True)[0][:, basis.shape[1] :]
-
-
-def _whitening(centered: np.ndarray, basis: np.ndarray) -> np.ndarray:
-    """Within the span of a basis, to coordinates of unit variance."""
+    Args:
+        centered: Values with mean zero, `[n, values]`.
+        basis: `[values, coordinates]`.
+        negligible: Directions with a smaller share of the largest variance are left out.
+    """
     if basis.shape[1] == 0:
         return basis
     values = centered @ basis
     variances, axes = np.linalg.eigh(values.T @ values / len(values))
-    kept = variances > _NEGLIGIBLE * variances[-1]
+    kept = variances > negligible * max(float(variances[-1]), 1e-300)
     return basis @ (axes[:, kept] / np.sqrt(variances[kept]))
+
+
+def _complement(basis: np.ndarray) -> np.ndarray:
+    """An orthonormal basis of the orthogonal complement of a basis."""
+    return np.linalg.svd(basis, full_matrices=True)[0][:, basis.shape[1] :]

@@ -1,74 +1,55 @@
 """ResidualModel: effects from logs by regression, without a classifier.
 
-What the state alone explains of an outcome is learned first and subtracted; what remains is
-explained by how the action taken differs from what the behaviour would have done on average. Both
-steps are cross-fitted, and the noise that is left is weighed by its own covariance.
+A first regression predicts the outcome from the state alone and is subtracted. A second one
+explains the residuals by how the action taken differs from the average under the behaviour policy.
+Both are cross-fitted, and the remaining noise is weighted by its own covariance.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from cqm.logs.dataset import Logs
-from cqm.models.log_estimator import LogEstimator, LogSettings, check_cells
+from cqm.models.log_estimator import LogEstimator, check_cells, taken_actions
 from cqm.models.log_steps import fit_steps
-from cqm.models.predictors import Predictor, TablePredictor, WavePredictor
+from cqm.models.predictors import FourierPredictor, Predictor, TablePredictor
 from cqm.models.preprocessing import Coordinates
-from cqm.models.ridge import (
+from cqm.models.subspace import Subspace, later_regressors
+from cqm.models.training import Training
+from cqm.quotient import Reference, center
+from cqm.regression import (
+    RandomFourierFeatures,
     Table,
-    Waves,
     inverse_root,
     mean_by,
     ridge,
     shrunk_covariance,
 )
-from cqm.models.subspace import Directions, later_regressors
-from cqm.quotient import center
 
-Method = Literal["direct", "steps", "tabular"]
-_WAVES = 64  # of the effects, and of the baseline
-
-
-@dataclass(frozen=True)
-class ResidualSettings(LogSettings):
-    """How effects are learned from logs."""
-
-    method: Method = "direct"
-    """`direct` regresses outcomes, `steps` learns single steps and unrolls them, `tabular` averages
-    and is for finitely many observations."""
-    doubly_robust: bool = False
-    """Whether to correct an outcome regression by inverse propensities: right if either is."""
-    outcome: Literal["full", "additive"] = "full"
-    """Whether effects may depend on the state, or each action adds the same everywhere."""
-    draws: int = 64
-    """Fresh continuations that `steps` averages over."""
-    networks: ClassVar = ("steps",)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name, allowed in (
-            ("method", ("direct", "steps", "tabular")),
-            ("outcome", ("full", "additive")),
-        ):
-            if getattr(self, name) not in allowed:
-                raise ValueError(f"{name} must be one of {allowed}; got {getattr(self, name)!r}")
-        if self.draws < 1:
-            raise ValueError(f"draws must be at least 1; got {self.draws}")
-        if self.method == "steps" and (self.doubly_robust or self.outcome == "additive"):
-            raise ValueError(
-                "the method 'steps' has neither a doubly robust correction nor an additive "
-                "outcome, which would bring back the noise that it avoids; use 'direct'"
-            )
+_WAVES = 64  # number of random Fourier features of the effects; the baseline has twice as many
 
 
 class ResidualModel(LogEstimator):
     """Learns what actions change from trajectories with one action each.
 
-    The settings are the fields of `ResidualSettings`.
+    Args:
+        method: `direct` regresses outcomes, `steps` learns single steps and unrolls them, `tabular`
+            averages over a finite set of observations.
+        doubly_robust: Correct an outcome regression by inverse propensities, which is consistent if
+            either of the two is.
+        outcome: `full` if effects depend on the state, `additive` if they are the same everywhere.
+        draws: Number of fresh continuations that `steps` averages over.
+        width: Width of the hidden layers of `steps`; 256 by default.
+        members: Number of networks, or of sets of random Fourier features, that are averaged.
+        folds: Number of folds for cross-fitting.
+        weighting: Weight by the inverse noise covariance and keep only directions in which effects
+            are visible (generalised instead of ordinary least squares).
+        reference: Distribution over actions at which effects are centred; uniform by default.
+        training: Settings of the training loop of `steps`; by default those that suit it.
+        seed: Random seed.
 
     >>> rng = np.random.default_rng(0)
     >>> states, actions = rng.integers(2, size=(400, 1)), rng.integers(2, size=400)
@@ -79,62 +60,92 @@ class ResidualModel(LogEstimator):
     [[1.0], [2.0]]
     """
 
-    settings_type = ResidualSettings
-    kind, title = "residual", "Residual model"
+    kind, title, network_methods = "residual", "Residual model", ("steps",)
+
+    def __init__(
+        self,
+        *,
+        method: Literal["direct", "steps", "tabular"] = "direct",
+        doubly_robust: bool = False,
+        outcome: Literal["full", "additive"] = "full",
+        draws: int = 64,
+        width: int | None = None,
+        members: int = 1,
+        folds: int = 5,
+        weighting: bool = True,
+        reference: Reference = None,
+        training: Training | None = None,
+        seed: int = 0,
+    ):
+        self.method = method
+        self.doubly_robust = doubly_robust
+        self.outcome = outcome
+        self.draws = draws
+        self.width = width
+        self.members = members
+        self.folds = folds
+        self.weighting = weighting
+        self.reference = reference
+        self.training = training
+        self.seed = seed
+
+    def _check_params(self) -> None:
+        self._one_of("method", ("direct", "steps", "tabular"))
+        self._one_of("outcome", ("full", "additive"))
+        super()._check_params()
+        self._at_least(draws=1)
+        if self.method == "steps" and (self.doubly_robust or self.outcome == "additive"):
+            raise ValueError(
+                "the method 'steps' supports neither doubly_robust=True nor outcome='additive', "
+                "which would bring back the noise that it avoids; use method='direct'"
+            )
 
     def _learn(self, logs: Logs, options: Mapping[str, Any]) -> Predictor:
-        method = self.settings.method
-        if method == "tabular":
+        if self.method == "tabular":
             return self._learn_table(logs)
-        if method == "steps" and not logs.features_are_next_observation:
+        if self.method == "steps" and not logs.features_are_next_observation:
             raise ValueError(
-                "the method 'steps' needs features that are the observation of the next state; got "
-                f"features {list(logs.feature_names)[:4]}... and observations "
+                "the method 'steps' needs features that are the next observation; got features "
+                f"{list(logs.feature_names)[:4]}... and observations "
                 f"{list(logs.observation_names)[:4]}..."
             )
-        directions, inputs = self._coordinates(logs)
-        if method == "steps":
-            return fit_steps(self, logs, directions.measures, options)
-        return self._learn_direct(logs, directions, inputs)
+        subspace, inputs = self._coordinates(logs)
+        if self.method == "steps":
+            return fit_steps(self, logs, subspace.measures, options)
+        return self._learn_direct(logs, subspace, inputs)
 
     def _learn_direct(
-        self, logs: Logs, directions: Directions, inputs: Coordinates
-    ) -> WavePredictor:
-        settings, seen = self.settings, inputs(logs.observations)
-        chances = self._propensities(logs, seen)
-        rng = np.random.default_rng(settings.seed)
-        targets = logs.outcomes @ directions.measures
-        later = later_regressors(logs, seen[:, : len(directions)])
-        baseline = np.concatenate([Waves.draw(seen, 2 * _WAVES, rng)(seen), later], axis=1)
+        self, logs: Logs, subspace: Subspace, inputs: Coordinates
+    ) -> FourierPredictor:
+        seen = inputs(logs.observations)
+        propensities = self._propensities(logs, seen)
+        rng = np.random.default_rng(self.seed)
+        targets = logs.outcomes @ subspace.measures
+        later = later_regressors(logs, seen[:, : len(subspace)])
+        baseline = RandomFourierFeatures.draw(seen, 2 * _WAVES, rng)(seen)
+        baseline = np.concatenate([baseline, later], axis=1)
         folds = self._folds(logs)
         residuals = targets - ridge(baseline, targets, folds).predictions
-        root = np.eye(len(directions)) / (residuals.std() or 1.0)
-        if settings.weighting:
+        root = np.eye(len(subspace)) / (residuals.std() or 1.0)
+        if self.weighting:
             root = inverse_root(shrunk_covariance(residuals))
-        weighed = residuals @ root
-        taken = logs.first_actions[:, None] == np.arange(logs.num_actions)
+        residuals, taken = residuals @ root, taken_actions(logs)
         members = []
-        for _ in range(settings.members):
-            waves = Waves.draw(seen, _WAVES, rng)
-            weights = _action_weights(waves(seen), taken, chances, weighed, folds, settings)
-            members.append((waves, weights))
-        by = "outcomes regressed on " + (
-            "actions" if settings.doubly_robust else "residual actions"
-        )
-        self.notes_.append(f"{by}, {'with' if settings.weighting else 'without'} weighting")
-        return WavePredictor(
-            inputs,
-            np.stack([waves.frequencies for waves, _ in members]),
-            np.stack([waves.phases for waves, _ in members]),
-            np.stack([weights for _, weights in members]),
-            directions.stands_for @ np.linalg.inv(root).T,
-        )
+        for _ in range(self.members):
+            features = RandomFourierFeatures.draw(seen, _WAVES, rng)
+            weights = self._action_weights(features(seen), taken, propensities, residuals, folds)
+            members.append((features, weights))
+        regressor = "actions" if self.doubly_robust else "residual actions"
+        weighting = "with" if self.weighting else "without"
+        self.notes_.append(f"outcomes regressed on {regressor}, {weighting} weighting")
+        basis = subspace.reconstruction @ np.linalg.inv(root).T
+        return FourierPredictor.of_members(inputs, members, basis)
 
     def _learn_table(self, logs: Logs) -> TablePredictor:
-        settings, table = self.settings, Table.of(logs.observations)
+        table = Table.of(logs.observations)
         cells, num_actions = table.find(logs.observations), logs.num_actions
         check_cells(cells, len(table.rows), logs)
-        chances = self._table_propensities(logs, cells, table)
+        propensities = self._table_propensities(logs, cells, table)
         targets, num_cells = logs.outcomes, len(table.rows)
         # A state's own mean cancels from the differences of its actions: nothing to cross-fit.
         residuals = targets - mean_by(cells, num_cells, targets)[cells]
@@ -142,49 +153,48 @@ class ResidualModel(LogEstimator):
         shape = (num_cells, num_actions, targets.shape[1])
         means = mean_by(pairs, num_cells * num_actions, residuals).reshape(shape)
         counts = np.bincount(pairs, minlength=num_cells * num_actions).reshape(shape[:2])
-        taken = (logs.first_actions[:, None] == np.arange(num_actions)).astype(float)
-        if settings.outcome == "additive":
-            difference = taken - (1 / num_actions if settings.doubly_robust else chances)
+        taken = taken_actions(logs)
+        if self.outcome == "additive":
+            difference = taken - (1 / num_actions if self.doubly_robust else propensities)
             shared = np.linalg.lstsq(difference, residuals, rcond=None)[0]
             effects = np.tile(shared, (num_cells, 1, 1))
-        elif settings.doubly_robust:
+        elif self.doubly_robust:
             effects = means
         else:
             # The best effects whose mean under the propensities is zero, state by state.
-            mu = mean_by(cells, num_cells, chances)
+            mu = mean_by(cells, num_cells, propensities)
             excess = (mu[..., None] * means).sum(axis=1) / (mu**2 / counts).sum(axis=1)[:, None]
             effects = means - excess[:, None] * (mu / counts)[..., None]
-        if settings.doubly_robust:
+        if self.doubly_robust:
             errors = residuals - effects[cells, logs.first_actions]
-            corrections = (taken / chances)[..., None] * errors[:, None]
+            corrections = (taken / propensities)[..., None] * errors[:, None]
             effects = effects + mean_by(cells, num_cells, corrections)
         return TablePredictor(table, center(effects))
 
-
-def _action_weights(
-    waves: np.ndarray,
-    taken: np.ndarray,
-    chances: np.ndarray,
-    residuals: np.ndarray,
-    folds: np.ndarray,
-    settings: ResidualSettings,
-) -> np.ndarray:
-    """Weights `[actions, regressors, outputs]` of the effects, up to what all actions share."""
-    num_actions, outputs = taken.shape[1], residuals.shape[1]
-    used = waves[:, :1] if settings.outcome == "additive" else waves
-    expected = 1 / num_actions if settings.doubly_robust else chances
-    difference = (taken - expected)[:, :, None] * used[:, None]
-    design = difference.reshape(len(waves), -1)
-    if settings.doubly_robust:  # an outcome model owes nothing to the propensities
-        design = np.concatenate([design, waves], axis=1)
-    size = used.shape[1]
-    free = range(0, design.shape[1], size)[: num_actions + 1]  # each action's own average
-    fitted = ridge(design, residuals, folds, free=free)
-    weights = np.zeros((num_actions, waves.shape[1], outputs))
-    weights[:, :size] = fitted.weights[: num_actions * size].reshape(num_actions, size, outputs)
-    if not settings.doubly_robust:
-        return weights
-    errors = residuals - fitted.predictions
-    corrections = center((taken / chances)[..., None] * errors[:, None])
-    again = ridge(waves, corrections.reshape(len(waves), -1), folds)
-    return weights + np.moveaxis(again.weights.reshape(-1, num_actions, outputs), 0, 1)
+    def _action_weights(
+        self,
+        regressors: np.ndarray,
+        taken: np.ndarray,
+        propensities: np.ndarray,
+        residuals: np.ndarray,
+        folds: np.ndarray,
+    ) -> np.ndarray:
+        """Weights `[actions, regressors, outputs]` of the effects, up to a shared shift."""
+        num_actions, outputs = taken.shape[1], residuals.shape[1]
+        used = regressors[:, :1] if self.outcome == "additive" else regressors
+        expected = 1 / num_actions if self.doubly_robust else propensities
+        difference = (taken - expected)[:, :, None] * used[:, None]
+        design = difference.reshape(len(regressors), -1)
+        if self.doubly_robust:  # the outcome regression must not depend on the propensities
+            design = np.concatenate([design, regressors], axis=1)
+        size = used.shape[1]
+        free = range(0, design.shape[1], size)[: num_actions + 1]  # each action's own average
+        fitted = ridge(design, residuals, folds, free=free)
+        weights = np.zeros((num_actions, regressors.shape[1], outputs))
+        weights[:, :size] = fitted.weights[: num_actions * size].reshape(num_actions, size, outputs)
+        if not self.doubly_robust:
+            return weights
+        errors = residuals - fitted.predictions
+        corrections = center((taken / propensities)[..., None] * errors[:, None])
+        again = ridge(regressors, corrections.reshape(len(regressors), -1), folds)
+        return weights + np.moveaxis(again.weights.reshape(-1, num_actions, outputs), 0, 1)

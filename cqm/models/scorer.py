@@ -1,4 +1,4 @@
-"""Effects of a saved model with NumPy alone: no compiler, no accelerator, nothing but arrays."""
+"""Effects of a saved model with NumPy alone: no compiler and no accelerator needed."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from cqm.quotient import Reference, center
 
 MODEL = "model.safetensors"
 CONFIG = "model.json"
-_ROWS = 32  # states at a time, each with all its actions and continuations
+_ROWS = 32  # states per block, each with all its actions and continuations
 
 
 class Scorer:
-    """A model's effects from its arrays, as `EffectModel` computes them, to float32 rounding.
+    """Computes the effects of an `EffectModel` from its arrays, equal up to float32 rounding.
 
-    The arrays are those of a saved model: the input coordinates, the output basis and the layers of
-    every member, stacked along their first axis.
+    The arrays are those of a saved model: input coordinates, output basis, and the layers of all
+    members, stacked along the first axis.
     """
 
     def __init__(self, arrays: Mapping[str, np.ndarray], reference: Reference = None):
@@ -27,17 +27,19 @@ class Scorer:
 
     @classmethod
     def load(cls, directory: str | Path) -> Scorer:
-        """The scorer of a saved model."""
+        """Load the scorer of a saved model."""
         directory = Path(directory)
         config = storage.read_json(directory / CONFIG)
         if config.get("kind") != "effect":
             raise ValueError(
-                f"a scorer is of an EffectModel; {directory} has {config.get('kind')!r}"
+                f"only an EffectModel has a scorer; {directory} holds a model of kind "
+                f"{config.get('kind')!r}"
             )
-        return cls(read_model_arrays(directory, config), config["reference"])
+        reference = config.get("reference", config["settings"]["reference"])
+        return cls(read_model_arrays(directory, config), reference)
 
     def effect(self, observations: np.ndarray) -> np.ndarray:
-        """Effects of all actions, `[n, actions, features]`, mean over the members."""
+        """Effects of all actions, `[n, actions, features]`, averaged over the members."""
         observations = check_observations(observations, len(self.arrays["inputs.shift"]))
         inputs = (observations - self.arrays["inputs.shift"]) @ self.arrays["inputs.matrix"]
         inputs = inputs.astype(np.float32)
@@ -56,7 +58,7 @@ class Scorer:
         )
 
     def _layers(self, x: np.ndarray, name: str, member: int) -> np.ndarray:
-        """Three affine maps with rectifiers in between."""
+        """Three affine maps with ReLUs in between."""
         for i in range(3):
             weight, bias = self._linear(f"{name}.{i}", member)
             x = x @ weight + bias
@@ -105,7 +107,7 @@ class Scorer:
 
 
 def check_observations(observations: np.ndarray, size: int) -> np.ndarray:
-    """Observations `[n, size]` as float64, all of them finite."""
+    """Observations `[n, size]` as float64; raises `ValueError` unless all are finite."""
     observations = np.asarray(observations, float)
     if observations.ndim != 2 or observations.shape[1] != size:
         raise ValueError(f"observations must be [n, {size}]; got shape {observations.shape}")
@@ -115,7 +117,7 @@ def check_observations(observations: np.ndarray, size: int) -> np.ndarray:
 
 
 def read_model_arrays(directory: Path, config: Mapping) -> dict[str, np.ndarray]:
-    """The arrays of a saved model, after its checksum was verified."""
+    """The arrays of a saved model, checked against their checksum."""
     path = directory / MODEL
     if storage.sha256(path) != config.get("sha256"):
         raise storage.DamagedFileError(

@@ -1,9 +1,9 @@
-"""Choosing between estimators without truth: scores that held-out logs alone can give.
+"""Choosing between estimators without ground truth, by their scores on held-out logs.
 
-Both compare predicted effects with the outcomes of held-out trajectories, of which an effect
-explains a small part only; they order estimators rather than tell an error. What the state explains
-and, where it can be, what later actions did is subtracted first, and what remains is measured in
-units of its own noise, direction by direction, or the noisiest would decide.
+Both scores compare predicted effects with the outcomes of held-out trajectories. Effects explain
+only a small part of these, so the scores rank estimators rather than measure their error. The part
+explained by the state and, if possible, by later actions is subtracted first. The residuals are
+measured in units of their own noise, direction by direction, so that no noisy direction dominates.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import numpy as np
 
 from cqm.logs.dataset import Logs
 from cqm.models.estimator import Estimator
-from cqm.models.log_estimator import estimated_propensities
+from cqm.models.log_estimator import estimated_propensities, taken_actions
 from cqm.models.preprocessing import input_coordinates
-from cqm.models.ridge import Waves, fold_numbers, ridge
-from cqm.models.subspace import later_regressors, visible_log_directions
+from cqm.models.subspace import later_regressors, visible_subspace
 from cqm.quotient import center
+from cqm.regression import RandomFourierFeatures, fold_numbers, ridge
 
 _WAVES = 64
 _FOLDS = 5
@@ -27,60 +27,62 @@ _FOLDS = 5
 
 @dataclass(frozen=True)
 class Scores:
-    """Held-out scores of one estimator; larger is better, 0 is as good as predicting nothing."""
+    """Held-out scores of one estimator; higher is better, 0 is as good as predicting nothing."""
 
-    r_score: float  # share of the residual outcomes' weighted variance that the effects explain
-    r_error: float  # its standard error
+    r_score: float  # share of the residual outcomes' weighted variance explained by the effects
+    r_error: float  # standard error of r_score
     dr_score: float  # reduction of the error against doubly robust outcomes, in the same unit
-    dr_error: float  # its standard error
+    dr_error: float  # standard error of dr_score
 
 
 def held_out_scores(
     estimators: Mapping[str, Estimator], logs: Logs, *, seed: int = 0
 ) -> dict[str, Scores]:
-    """Scores of fitted estimators on logs that none of them learned from.
+    """Score fitted estimators on logs that none of them learned from.
 
-    One set of baselines, weights and propensities serves all of them, so that they are compared on
-    the same residuals.
+    All estimators share one set of baselines, weights and propensities, so they are compared on the
+    same residuals.
 
     Args:
-        estimators: By name.
-        logs: Held out; where propensities are unknown, they are estimated.
-        seed: Of the baseline's waves.
+        estimators: Fitted estimators by name.
+        logs: Held-out logs; unknown propensities are estimated.
+        seed: Random seed for the baseline's Fourier features.
     """
     logs.coverage().check()
     folds = fold_numbers(len(logs), _FOLDS, logs.groups)
-    taken = (logs.first_actions[:, None] == np.arange(logs.num_actions)).astype(float)
-    basis = visible_log_directions(logs).measures
-    inputs = input_coordinates("effect", logs.observations, basis, closed=logs.features_are_next_observation)
+    taken = taken_actions(logs)
+    basis = visible_subspace(logs).measures
+    moved = basis if logs.features_are_next_observation else None
+    inputs = input_coordinates("effect", logs.observations, moved)
     seen = inputs(logs.observations)
-    chances = logs.propensities
-    if chances is None:
-        chances = estimated_propensities(logs, seen, folds, seed)
-    rng = np.random.default_rng(seed)
-    waves = Waves.draw(seen, 2 * _WAVES, rng)(seen) if seen.shape[1] else np.ones((len(logs), 1))
+    propensities = logs.propensities
+    if propensities is None:
+        propensities = estimated_propensities(logs, seen, folds, seed)
+    regressors = np.ones((len(logs), 1))
+    if seen.shape[1]:
+        rng = np.random.default_rng(seed)
+        regressors = RandomFourierFeatures.draw(seen, 2 * _WAVES, rng)(seen)
     later = later_regressors(logs, seen[:, : basis.shape[1]])
     targets = logs.outcomes @ basis
-    fitted = ridge(np.concatenate([waves, later], axis=1), targets, folds)
+    fitted = ridge(np.concatenate([regressors, later], axis=1), targets, folds)
     residuals = targets - fitted.predictions
-    # Units of each direction's noise; correlations would blame one direction for another's error.
+    # In units of each direction's noise; a full covariance would charge one direction for another's
+    # error.
     residuals = residuals / (scale := residuals.std(axis=0) + 1e-300)
-    # A first guess of the effects, cross-fitted, makes the doubly robust outcomes less noisy.
-    design = ((taken - chances)[:, :, None] * waves[:, None, : 1 + seen.shape[1]]).reshape(
-        len(logs), -1
-    )
-    first = ridge(design, residuals, folds, free=range(0, design.shape[1], 1 + seen.shape[1]))
+    # A cross-fitted first guess of the effects makes the doubly robust outcomes less noisy.
+    state = regressors[:, : 1 + seen.shape[1]]
+    design = ((taken - propensities)[:, :, None] * state[:, None]).reshape(len(logs), -1)
+    first = ridge(design, residuals, folds, free=range(0, design.shape[1], state.shape[1]))
     errors = residuals - first.predictions
     guess = np.empty((*taken.shape, basis.shape[1]))
     for fold, weights in enumerate(first.by_fold):
-        state = waves[folds == fold, : 1 + seen.shape[1]]
-        guess[folds == fold] = _every_action(weights, state, logs.num_actions)
-    robust = center(guess + (taken / chances)[..., None] * errors[:, None])
+        guess[folds == fold] = _every_action(weights, state[folds == fold], logs.num_actions)
+    robust = center(guess + (taken / propensities)[..., None] * errors[:, None])
     rows = np.arange(len(logs))
     scores = {}
     for name, estimator in estimators.items():
         effects = estimator.effect(logs.observations) @ basis / scale
-        own = center(effects, chances)[rows, logs.first_actions]
+        own = center(effects, propensities)[rows, logs.first_actions]
         gains = np.sum(residuals**2 - (residuals - own) ** 2, axis=1)
         centred = center(effects)
         robust_gains = np.sum(robust**2 - (robust - centred) ** 2, axis=(1, 2))

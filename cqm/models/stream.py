@@ -1,16 +1,16 @@
 """Streaming: rows for training, held in memory or read from the shards window by window.
 
-A set that fits is held. Of a larger one, training sees a window at a time. The window moves:
-every chunk of updates drops its oldest piece and takes in a new one, so that only a quarter of it
-is read anew. The pieces follow each other through the set in an order that is shuffled for every
-pass, block by block across all shards; each family is read exactly once a pass. All of it is a
-function of (seed, chunk) alone, so an interrupted training finds its windows again.
+A set that fits into memory is held there. For a larger one, training sees a moving window: every
+chunk of updates drops the window's oldest piece and reads a new one, so only a quarter of the
+window is read at a time. The pieces run through the set in an order that is reshuffled for every
+pass, block by block across all shards, and each family is read exactly once per pass. Windows
+depend only on (seed, chunk), so an interrupted training finds them again.
 
-Quality: batches are drawn from the window, not from the set, so a family is met several times in
-four chunks and then not for a long time. A window is a quarter of the memory allowed, because
-its pieces and the copy that is trained on exist side by side; at the default of 2 GB it
-holds some hundred thousand families from hundreds of blocks, and a chunk draws about as many rows
-as the window takes in.
+Batches are drawn from the window rather than from the whole set, so a family is seen several times
+within four chunks and then not for a long time. A window takes a quarter of the allowed memory,
+because its pieces and the copy used for training exist side by side. With the default of 2 GB it
+holds a few hundred thousand families from hundreds of blocks, and a chunk draws about as many rows
+as the window reads.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ from cqm.branches.dataset import Branches
 from cqm.branches.recipe import BLOCK
 from cqm.models.training import Batch, InMemory, Source
 
-PIECES = 4  # of a window, one of which is new at every chunk
-_SHARE = 4  # of the memory allowed goes to a window: one in so many
+PIECES = 4  # pieces per window, one of which is new in every chunk
+_WINDOWS = 4  # a window takes one part in this many of the allowed memory
 RowsFn = Callable[[Branches], dict[str, np.ndarray]]
 
 
 def open_source(branches: Branches, rows_fn: RowsFn, *, memory_gb: float, seed: int) -> Source:
-    """Rows of all families, or a moving window where they would take more than the memory allowed.
+    """Rows of all families, or a moving window if they would exceed the allowed memory.
 
     Args:
-        branches: What to learn from.
-        rows_fn: Rows of some families; as many for each family.
-        memory_gb: What the rows may take.
-        seed: Of the order in which the windows go through the families.
+        branches: The families to learn from.
+        rows_fn: Maps families to rows, the same number for each family.
+        memory_gb: Memory for the rows, in gigabytes.
+        seed: Random seed for the order in which windows run through the families.
     """
     family = sum(values.nbytes for values in rows_fn(branches[:1]).values())
     if family * len(branches) <= memory_gb * 1e9:
         return InMemory({name: jnp.asarray(rows) for name, rows in rows_fn(branches).items()})
-    return Window(branches, rows_fn, int(memory_gb * 1e9 / _SHARE / family), seed)
+    return Window(branches, rows_fn, int(memory_gb * 1e9 / _WINDOWS / family), seed)
 
 
 class Window:
-    """A window of so many families that moves through a set of branches."""
+    """A window that moves through a set of branches."""
 
     def __init__(self, branches: Branches, rows_fn: RowsFn, families: int, seed: int):
         self.branches, self.rows_fn, self.seed = branches, rows_fn, seed
@@ -55,7 +55,7 @@ class Window:
         self._pieces: dict[int, dict[str, np.ndarray]] = {}
 
     def window(self, chunk: int) -> Batch:
-        """The rows of all pieces, the first of which leaves at the next chunk."""
+        """The rows of all pieces; the first piece is dropped for the next chunk."""
         wanted = range(chunk, chunk + PIECES)
         self._pieces = {i: rows for i, rows in self._pieces.items() if i in wanted}
         for i in wanted:
@@ -68,18 +68,18 @@ class Window:
         }
 
     def _read(self, first: int, last: int) -> dict[str, np.ndarray]:
-        """Rows of the families at these places in the endless sequence of shuffled passes."""
+        """Rows of the families at these positions in the endless sequence of shuffled passes."""
         parts = [self.rows_fn(self.branches[rows]) for rows in self._slices(first, last)]
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
     def _slices(self, first: int, last: int) -> list[slice]:
-        """Those places as runs of consecutive families, each within a block."""
+        """Those positions as runs of consecutive families, each within one block."""
         slices, total = [], len(self.branches)
         for turn in range(first // total, (last - 1) // total + 1):
             order = np.random.default_rng([self.seed, turn]).permutation(len(self.starts))
             ends = turn * total + np.cumsum(self.sizes[order])
             for block, end in zip(order, ends, strict=True):
-                begin = end - self.sizes[block]  # place of the block's first family
+                begin = end - self.sizes[block]  # position of the block's first family
                 low, high = max(first, begin) - begin, min(last, end) - begin
                 if low < high:
                     start = self.starts[block]

@@ -1,9 +1,8 @@
-"""The one training loop: every model and every baseline is fitted by it.
+"""The training loop behind every model and every baseline.
 
-Updates are compiled into chunks of `lax.scan`; progress, checkpoints and metrics fall between
-chunks. The batch of an update is a function of (seed, step) alone, so a training that was
-interrupted continues to the same model, bit for bit, on the same machine with the same versions
-and threads.
+Updates are compiled into chunks of `lax.scan`; progress, checkpoints and metrics happen between
+chunks. The batch of an update depends only on (seed, step), so an interrupted training resumes to
+the same model, bit for bit, on the same machine with the same versions and threads.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
@@ -23,36 +22,38 @@ import optax
 from jax import Array
 
 from cqm import storage
-from cqm.models.training_log import Metrics
+from cqm.branches.shards import differences
+from cqm.models.training_log import TrainingLog
 from cqm.progress import progress
 
 Model = TypeVar("Model", bound=eqx.Module)
 Batch = dict[str, Array]
 LossFn = Callable[[Any, Batch, Array, Any], Array]  # model, batch, random key, target -> loss
+MemberLossFn = Callable[[Any, Batch], Array]  # one member, its own batch -> loss
 
 
 @dataclass(frozen=True)
 class Training:
-    """How a model is fitted; the defaults are the paper's."""
+    """Settings of the training loop; the defaults are the paper's."""
 
     updates: int = 4_000
-    """Gradient steps."""
+    """Number of gradient steps."""
     batch_size: int = 256
-    """States a step."""
+    """Batch size, in states."""
     learning_rate: float = 3e-4
-    """Of AdamW."""
+    """AdamW learning rate."""
     schedule: Literal["constant", "cosine"] = "constant"
-    """Whether the learning rate falls to zero along a cosine."""
+    """Whether the learning rate stays constant or decays to zero along a cosine."""
     weight_decay: float = 1e-5
-    """Of AdamW."""
+    """AdamW weight decay."""
     clip: float = 10.0
-    """Largest norm of the gradient."""
+    """Gradients are clipped to this global norm."""
     target_every: int = 0
-    """Updates between copies to the target network; 0 for none."""
+    """Updates between copies to the target network; 0 for no target network."""
     chunk: int = 250
-    """Updates compiled into one call; checkpoints fall between chunks."""
-    seed: int = 0
-    """Of the batches and of whatever the loss draws."""
+    """Updates compiled into one call; checkpoints are written between chunks."""
+    seed: int | None = None
+    """Random seed for batches and for the loss; None for the model's own seed."""
 
     def __post_init__(self) -> None:
         for name in ("updates", "batch_size", "chunk"):
@@ -61,8 +62,20 @@ class Training:
         if self.schedule not in ("constant", "cosine"):
             raise ValueError(f"schedule must be 'constant' or 'cosine'; got {self.schedule!r}")
 
+    def __repr__(self) -> str:
+        changed = (
+            f"{f.name}={getattr(self, f.name)!r}"
+            for f in fields(self)
+            if getattr(self, f.name) != f.default
+        )
+        return f"Training({', '.join(changed)})"
+
+    def with_seed(self, seed: int) -> Training:
+        """The same settings with a seed, unless they already have one."""
+        return self if self.seed is not None else replace(self, seed=seed)
+
     def optimiser(self) -> optax.GradientTransformation:
-        """Clipping, then AdamW."""
+        """Gradient clipping followed by AdamW."""
         rate: Any = self.learning_rate
         if self.schedule == "cosine":
             rate = optax.cosine_decay_schedule(self.learning_rate, self.updates)
@@ -72,15 +85,15 @@ class Training:
 
 
 class Source(Protocol):
-    """Where batches come from."""
+    """Provides the rows that batches are drawn from."""
 
     def window(self, chunk: int) -> Batch:
-        """The rows that the batches of a chunk are drawn from; the same number for every chunk."""
+        """The rows for one chunk of updates; the same number of rows for every chunk."""
 
 
 @dataclass(frozen=True)
 class InMemory:
-    """All rows, at every chunk."""
+    """A source that holds all rows in memory."""
 
     arrays: Batch  # [rows, ...] each
 
@@ -91,64 +104,70 @@ class InMemory:
 
 @dataclass(frozen=True)
 class Validation:
-    """Held-out rows: the model that was best on them is kept, not the last one."""
+    """Held-out rows; the model with the lowest loss on them is kept instead of the last one."""
 
     rows: Mapping[str, Any]  # [rows, ...] each
-    patience: int  # chunks without a better loss after which the training stops
+    patience: int  # training stops after this many chunks without improvement
 
 
 @dataclass(frozen=True)
 class Trained(Generic[Model]):
-    """A fitted model and how the loss went."""
+    """A fitted model and its losses."""
 
     model: Model
     losses: np.ndarray  # [chunks], mean over each chunk
-    validation_losses: np.ndarray = field(default_factory=lambda: np.empty(0))  # [chunks] or none
-    updates: int = 0  # that were made
+    validation_losses: np.ndarray  # [chunks]; empty without validation
+    updates: int  # number of updates made, fewer than planned after early stopping
 
 
 class _State(eqx.Module):
-    """All that a checkpoint holds besides the losses."""
+    """Everything a checkpoint holds besides the losses."""
 
     model: Any
     optimiser: Any
-    target: Any = None  # where there is a target network
-    best: Any = None  # where there is validation
+    target: Any = None  # only with a target network
+    best: Any = None  # only with validation
 
 
 def train(
     model: Model,
     loss_fn: LossFn,
-    source: Source | Mapping[str, Array],
+    source: Source | Mapping[str, Any],
     training: Training,
     *,
     directory: str | Path | None = None,
     name: str = "training",
-    identity: str = "",
+    identity: Mapping[str, Any] | None = None,
+    defaults: Mapping[str, Any] | None = None,
     validation: Validation | None = None,
     evaluate_fn: Callable[[Model], Mapping[str, float]] | None = None,
     show_progress: bool | None = None,
 ) -> Trained[Model]:
-    """Fit a model by stochastic gradient steps on a loss.
+    """Fit a model by stochastic gradient descent.
 
     Args:
-        model: Where to start.
-        loss_fn: `(model, batch, key, target) -> scalar`; the target is a copy of the model from
-            some updates ago, or None where the training has no target network.
+        model: The initial model.
+        loss_fn: `(model, batch, key, target) -> scalar`; the target is an earlier copy of the
+            model, or None without a target network.
         source: Rows to draw batches from.
-        training: The settings.
-        directory: Where to keep a checkpoint, from which an interrupted training continues, and
-            the metrics.
-        name: Of the files there.
-        identity: Of model and data; a checkpoint of another is refused.
-        validation: Rows to choose the best model by, and when to stop early.
-        evaluate_fn: More metrics of the model, taken after each chunk.
+        training: Settings, including the seed.
+        directory: Where to write a checkpoint, from which an interrupted training resumes, and the
+            training log.
+        name: Prefix of the output files.
+        identity: JSON values that identify model and data; a checkpoint with another identity is
+            refused.
+        defaults: Values for entries of `identity` that an older checkpoint lacks, so that a new
+            setting does not invalidate it.
+        validation: Rows for choosing the best model and for early stopping.
+        evaluate_fn: Further metrics of the model, computed after each chunk.
         show_progress: See `cqm.progress.progress`.
     """
+    if training.seed is None:
+        raise ValueError("training needs a seed; got Training(seed=None)")
     if isinstance(source, Mapping):
         source = InMemory({key: jnp.asarray(values) for key, values in source.items()})
     optimiser = training.optimiser()
-    # Copies, because the compiled loop takes the memory of what it is given.
+    # Copies, because the compiled loop reuses the memory of its arguments.
     state = _State(
         _copy(model),
         optimiser.init(eqx.filter(model, eqx.is_inexact_array)),
@@ -158,8 +177,9 @@ def train(
     patience = training.updates if validation is None else validation.patience
     files, step, losses, held_out = None, 0, list[float](), list[float]()
     if directory is not None:
-        settings = {**asdict(training), "patience": patience, "identity": identity}
-        files = _Files(Path(directory), name, settings)
+        settings = {"training": {**asdict(training), "patience": patience}, **(identity or {})}
+        filled_in = {"training": asdict(Training()), **(defaults or {})}
+        files = _Files(Path(directory), name, settings, filled_in)
         step, losses, held_out, state = files.load(state)
     key = jax.random.key(training.seed)
     run = _compiled_chunk(loss_fn, training)
@@ -170,7 +190,7 @@ def train(
     ):
         while step < training.updates and _chunks_since_best(held_out) < patience:
             num = min(training.chunk, training.updates - step)
-            # Not given a name, which would keep a window alive while the next is read.
+            # The window gets no name, which would keep it alive while the next one is read.
             state, loss = run(state, source.window(step // training.chunk), key, step, num)
             step += num
             losses.append(_finite(float(loss), name, step))
@@ -189,12 +209,38 @@ def train(
     return Trained(model, np.array(losses), np.array(held_out), step)
 
 
-def by_member(batch: Mapping[str, Array], members: int) -> Batch:
-    """A batch as one of its own for each member of an ensemble, `[members, ...]`."""
-    return {
-        name: values.reshape(members, len(values) // members, *values.shape[1:])
-        for name, values in batch.items()
-    }
+def train_members(
+    networks: Model,
+    loss_fn: MemberLossFn,
+    source: Source | Mapping[str, Any],
+    training: Training,
+    **options: Any,
+) -> Trained[Model]:
+    """Train the members of an ensemble side by side, each on batches of its own.
+
+    Args:
+        networks: The members, stacked along the first axis of every array.
+        loss_fn: `(member, batch) -> scalar`.
+        source: Rows to draw batches from.
+        training: Settings; the batch size is that of one member.
+        **options: Further arguments of `train`.
+    """
+    members = len(jax.tree.leaves(eqx.filter(networks, eqx.is_array))[0])
+
+    def loss(networks: Any, batch: Batch, key: Array, target: Any) -> Array:
+        own = {
+            name: values.reshape(members, len(values) // members, *values.shape[1:])
+            for name, values in batch.items()
+        }
+        return jnp.sum(eqx.filter_vmap(loss_fn)(networks, own)) / members
+
+    together = replace(training, batch_size=members * training.batch_size)
+    return train(networks, loss, source, together, **options)
+
+
+def stacked_members(make_fn: Callable[[Array], Model], members: int, seed: int) -> Model:
+    """The initial members of an ensemble, stacked; `make_fn` takes a random key."""
+    return eqx.filter_vmap(make_fn)(jax.random.split(jax.random.key(seed), members))
 
 
 def _copy(model: Model) -> Model:
@@ -209,7 +255,7 @@ def _finite(loss: float, name: str, step: int) -> float:
     if not np.isfinite(loss):
         raise ValueError(
             f"{name}: the loss is {loss} after {step} updates; "
-            "check the data, or lower the learning rate"
+            "check the data or lower the learning rate"
         )
     return loss
 
@@ -217,9 +263,9 @@ def _finite(loss: float, name: str, step: int) -> float:
 def _compiled_validation(
     loss_fn: LossFn, validation: Validation, training: Training
 ) -> Callable[[_State], Array]:
-    """The mean loss over held-out rows, in batches as large as those of the training."""
+    """The mean loss over held-out rows, in batches of the training's batch size."""
     num = len(next(iter(validation.rows.values())))
-    # The last batch is filled up from the start, so that all have one size.
+    # The last batch is topped up with the first rows, so that all have one size.
     chosen = np.arange(-(-num // training.batch_size) * training.batch_size) % num
     batches = {
         name: jnp.asarray(
@@ -227,7 +273,8 @@ def _compiled_validation(
         )
         for name, rows in validation.rows.items()
     }
-    key = jax.random.key(training.seed)  # the same at every chunk, so that losses compare
+    assert training.seed is not None
+    key = jax.random.key(training.seed)  # the same for every chunk, so that losses are comparable
 
     @eqx.filter_jit
     def measure(batches: Batch, state: _State) -> Array:
@@ -279,16 +326,19 @@ def _compiled_chunk(loss_fn: LossFn, training: Training) -> Callable:
 
 
 class _Files:
-    """The checkpoint and the metrics of one training."""
+    """The checkpoint and the log of one training."""
 
-    def __init__(self, directory: Path, name: str, settings: Mapping[str, Any]):
-        self.settings = settings
+    def __init__(
+        self, directory: Path, name: str, settings: Mapping[str, Any], defaults: Mapping[str, Any]
+    ):
+        self.settings = json.loads(storage.canonical_json(settings))
+        self.defaults = json.loads(storage.canonical_json(defaults))
         self.checkpoint = storage.inside(directory, f"{name}.checkpoint.safetensors")
         directory.mkdir(parents=True, exist_ok=True)
-        self.metrics = Metrics(directory, name)
+        self.log = TrainingLog(directory, name)
 
     def close(self) -> None:
-        self.metrics.close()
+        self.log.close()
 
     def save(
         self,
@@ -301,10 +351,10 @@ class _Files:
         leaves = jax.tree.leaves(eqx.filter(state, eqx.is_array))
         arrays = {f"leaf.{i:04d}": np.asarray(leaf)[None] for i, leaf in enumerate(leaves)}
         arrays |= {"losses": np.array(losses), "held_out": np.array(held_out)}
-        metadata = {"step": str(step), "training": json.dumps(self.settings)}
+        metadata = {"step": str(step), "settings": storage.canonical_json(self.settings)}
         metadata["sha256"] = storage.sha256_arrays(arrays)
         storage.write_pieces(self.checkpoint, storage.encode_arrays([arrays], metadata))
-        self.metrics.write(step, metrics)
+        self.log.write(step, metrics)
 
     def load(self, state: _State) -> tuple[int, list[float], list[float], _State]:
         if not self.checkpoint.exists():
@@ -312,11 +362,7 @@ class _Files:
         arrays, static = eqx.partition(state, eqx.is_array)
         leaves, structure = jax.tree.flatten(arrays)
         values, metadata = storage.read_arrays(self.checkpoint)
-        if json.loads(metadata["training"]) != self.settings:
-            raise ValueError(
-                f"{self.checkpoint} is of another training or other data; "
-                "remove it or choose another directory"
-            )
+        self._check_settings(metadata)
         if storage.sha256_arrays(values) != metadata.get("sha256"):
             raise storage.DamagedFileError(
                 f"{self.checkpoint} is damaged: its checksum is wrong; remove it to start again"
@@ -327,8 +373,24 @@ class _Files:
             old.shape != new.shape for old, new in zip(stored, leaves, strict=True)
         ):
             raise ValueError(
-                f"{self.checkpoint} is of a model of another size; remove it or choose another "
-                "directory"
+                f"{self.checkpoint} belongs to a model of another size; remove it or choose "
+                "another directory"
             )
         arrays = jax.tree.unflatten(structure, [jnp.asarray(leaf) for leaf in stored])
         return int(metadata["step"]), losses, held_out, eqx.combine(arrays, static)
+
+    def _check_settings(self, metadata: Mapping[str, str]) -> None:
+        """Refuse a checkpoint of another training; settings it lacks count as their defaults."""
+        if "settings" not in metadata:
+            raise ValueError(
+                f"{self.checkpoint} was written by an earlier version and cannot be resumed; "
+                "remove it to start again, or choose another directory"
+            )
+        stored = json.loads(metadata["settings"])
+        for section, values in self.defaults.items():
+            stored[section] = {**values, **stored.get(section, {})}
+        if changes := differences(stored, self.settings):
+            raise ValueError(
+                f"{self.checkpoint} belongs to a training with other settings or data:\n{changes}\n"
+                "remove it or choose another directory"
+            )

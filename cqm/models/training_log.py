@@ -1,4 +1,4 @@
-"""Metrics of a training: lines of JSON always, and TensorBoard events where it is installed."""
+"""The log of a training: JSON lines, and TensorBoard events if TensorBoard is installed."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 
 from cqm import storage
 
-EVENTS = "tensorboard"  # directory beside the JSON, one subdirectory for each training
+EVENTS = "tensorboard"  # directory next to the JSON file, with one subdirectory per training
 
 
-class Metrics:
-    """Where the numbers of one training go."""
+class TrainingLog:
+    """Writes the metrics of one training."""
 
     def __init__(self, directory: Path, name: str):
         self.path = storage.inside(directory, f"{name}.metrics.jsonl")
@@ -22,9 +22,9 @@ class Metrics:
         self._tried = False
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Note some values after so many updates."""
+        """Record metrics after a number of updates."""
         storage.append_line(self.path, {"step": step, **values})
-        if not self._tried:  # only now, so that a training that was finished makes no empty file
+        if not self._tried:  # not earlier, so that a finished training leaves no empty file
             self._writer, self._tried = _event_writer(self.events), True
         if self._writer is not None:
             from tensorboard.compat.proto.event_pb2 import Event
@@ -36,13 +36,13 @@ class Metrics:
             self._writer.flush()
 
     def close(self) -> None:
-        """Finish the event file."""
+        """Close the event file."""
         if self._writer is not None:
             self._writer.close()
 
 
 def _event_writer(directory: Path) -> Any:
-    """TensorBoard's own writer, which needs neither TensorFlow nor PyTorch; None without it."""
+    """TensorBoard's own writer, which needs neither TensorFlow nor PyTorch; None if missing."""
     try:
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
     except ImportError:

@@ -1,10 +1,10 @@
-"""Effects by unrolling: a transition network run forward under the continuation that made a label.
+"""Effects by unrolling: a transition network rolled forward under the continuation of each label.
 
-The noise in a label comes from the continuation alone, and the continuation is known when
-training. Given it, the outcome of a branch is a deterministic function of state and first action.
-This network learns that function step by step, in the coordinates that actions move, with one set
-of weights for all steps, so every step of every branch teaches it. The effect of an action is the
-mean over continuations drawn afresh.
+The noise in a label comes only from the continuation, which is known in training. Given the
+continuation, the outcome of a branch is a deterministic function of state and first action. The
+network learns that function step by step, in the coordinates that actions move, with one set of
+weights for all steps, so every step of every branch is a training example. The effect of an action
+is the mean over fresh continuations.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from cqm.models.network import Linear
+from cqm.models.network import Classifier, Linear, small_at_first
 from cqm.quotient import Reference, center
 
-LATENT = 32  # coordinates of a state beyond its features, where features are not the observation
-_ABSOLUTE_WEIGHT = 0.1  # of the error in the features themselves, next to that in their effects
+LATENT = 32  # latent coordinates beyond the features, if features are not the next observation
+_ABSOLUTE_WEIGHT = 0.1  # weight of the error in the features themselves, relative to their effects
 
 
 class Transition(eqx.Module):
-    """z' = z + g(z, context, a), and features read off z."""
+    """z' = z + g(z, context, a), where the first coordinates of z are the features."""
 
-    lift: Linear | None  # from inputs to z where the features are not the observation
-    first: Linear  # [z and context] to hidden
+    lift: Linear | None  # from inputs to z; None if the inputs start with the features
+    first: Linear  # from z and context to hidden
     embedding: Array  # [actions, width]
     hidden: tuple[Linear, ...]
     last: Linear
@@ -41,36 +41,33 @@ class Transition(eqx.Module):
         num_features: int,
         *,
         width: int,
-        closed: bool,
+        has_latent: bool,
         key: Array,
     ):
         keys = iter(jax.random.split(key, 6))
-        size = num_features if closed else num_features + LATENT
-        context = num_inputs - num_features if closed else num_inputs
-        self.lift = None if closed else Linear(num_inputs, size, next(keys))
+        size = num_features + LATENT if has_latent else num_features
+        context = num_inputs if has_latent else num_inputs - num_features
+        self.lift = Linear(num_inputs, size, next(keys)) if has_latent else None
         self.first = Linear(size + context, width, next(keys))
         self.embedding = jax.random.normal(next(keys), (num_actions, width))
         self.hidden = (Linear(width, width, next(keys)), Linear(width, width, next(keys)))
-        last = Linear(width, size, next(keys))
-        # Close to standing still at first: twelve steps of a random network would run away.
-        self.last = eqx.tree_at(
-            lambda m: (m.weight, m.bias), last, (0.1 * last.weight, 0 * last.bias)
-        )
+        # Nearly constant at first: twelve steps of a random network would diverge.
+        self.last = small_at_first(Linear(width, size, next(keys)))
         self.num_features = num_features
 
     def unroll(self, inputs: Array, actions: Array) -> Array:
         """Features after each step, `[horizon, n, branches, features]`.
 
         Args:
-            inputs: `[n, inputs]`; the features' own coordinates come first where the features are
-                the observation.
+            inputs: `[n, inputs]`, starting with the features' own coordinates unless the network
+                has a latent state.
             actions: `[n, branches, horizon]`.
         """
         if self.lift is None:
             start, context = inputs[:, : self.num_features], inputs[:, self.num_features :]
         else:
             start, context = self.lift(inputs), inputs
-        fixed = self._fixed(context)[:, None]
+        fixed = self.context_part(context)[:, None]
         start = jnp.broadcast_to(start[:, None], (*actions.shape[:2], start.shape[-1]))
 
         def step(z: Array, action: Array) -> tuple[Array, Array]:
@@ -80,14 +77,15 @@ class Transition(eqx.Module):
         return jax.lax.scan(step, start, jnp.moveaxis(actions, -1, 0))[1]
 
     def step(self, z: Array, fixed: Array, action: Array) -> Array:
-        """One transition of states `[..., z]`; `fixed` is the context's part of the first layer."""
+        """One transition of states `[..., z]`; `fixed` is `context_part` of the context."""
         first = self.first.weight[: z.shape[-1]]
         hidden = jax.nn.silu(z @ first + fixed + self.embedding[action])
         for layer in self.hidden:
             hidden = hidden + jax.nn.silu(layer(hidden))
         return z + self.last(hidden)
 
-    def _fixed(self, context: Array) -> Array:
+    def context_part(self, context: Array) -> Array:
+        """The context's contribution to the first layer, the same at every step."""
         size = self.first.weight.shape[0] - context.shape[-1]
         return context @ self.first.weight[size:] + self.first.bias
 
@@ -99,7 +97,7 @@ class Transition(eqx.Module):
         scales: Array,
         reference: Reference = None,
     ) -> Array:
-        """Mean centred outcomes over continuations `[draws, horizon − 1]`, `[n, actions, d]`."""
+        """Effects `[n, actions, d]`, averaged over continuations `[draws, horizon − 1]`."""
         num_actions, draws = self.embedding.shape[0], continuations.shape[0]
         first = jnp.broadcast_to(jnp.arange(num_actions), (draws, num_actions))
         actions = all_branches(first, continuations).reshape(1, draws * num_actions, -1)
@@ -108,30 +106,66 @@ class Transition(eqx.Module):
         outcomes = outcomes.reshape(inputs.shape[0], draws, num_actions, -1).mean(axis=1)
         return center(outcomes * scales, reference)
 
+    def effects_under(
+        self,
+        behaviour: Classifier,
+        inputs: Array,
+        uniforms: Array,
+        discounts: Array,
+        scales: Array,
+    ) -> Array:
+        """Effects `[n, actions, d]` when a behaviour policy chooses the later actions.
+
+        Args:
+            behaviour: Logits of the actions, given the features' coordinates and the context.
+            inputs: `[n, inputs]`; the network has no latent state.
+            uniforms: Uniform numbers that the actions are drawn with, `[draws, horizon − 1]`.
+            discounts: `[horizon]`.
+            scales: From standardised features to those of the basis, `[d]`.
+        """
+        size, num_actions = self.num_features, self.embedding.shape[0]
+        fixed = self.context_part(inputs[:, size:])[:, None, None]
+        shape = (inputs.shape[0], uniforms.shape[0], num_actions, size)
+        z = jnp.broadcast_to(inputs[:, None, None, :size], shape)
+        z = self.step(z, fixed, jnp.broadcast_to(jnp.arange(num_actions), shape[:-1]))
+        context = inputs[:, None, None, size:]
+        context = jnp.broadcast_to(context, (*shape[:-1], context.shape[-1]))
+
+        def later(z: Array, drawn: Array) -> tuple[Array, Array]:
+            seen = jnp.concatenate([z, context], axis=-1)
+            limits = jnp.cumsum(jax.nn.softmax(behaviour(seen)), axis=-1)[..., :-1]
+            action = jnp.sum(drawn[None, :, None, None] >= limits, axis=-1)
+            z = self.step(z, fixed, action)
+            return z, z
+
+        _, rest = jax.lax.scan(later, z, uniforms.T)
+        outcomes = discounts[0] * z + jnp.tensordot(discounts[1:], rest, 1)
+        return center(outcomes.mean(axis=1) * scales)
+
 
 def single_step_loss(model: Transition, batch: Mapping[str, Array], spread: Array) -> Array:
-    """Error of every single step from where it really started, in units of its own size.
+    """Error of every single step from its true starting point, in units of a step's change.
 
-    A good place to start unrolling from, and quicker to get to: no step waits for another.
+    It pretrains the network for unrolling, and is faster because steps are computed in parallel.
 
     Args:
-        model: The network, whose features are the observation.
+        model: The network, without a latent state.
         batch: As for `unrolled_loss`.
         spread: Standard deviation of a step's change, `[features]`.
     """
     actions = all_branches(batch["arms"], batch["continuation"])
-    fixed = model._fixed(batch["inputs"][:, model.num_features :])[:, None, None]
+    fixed = model.context_part(batch["inputs"][:, model.num_features :])[:, None, None]
     reached = model.step(before_steps(batch), fixed, actions)
     return jnp.mean(((reached - batch["steps"]) / spread) ** 2)
 
 
 def step_spread(rows: Mapping[str, Any]) -> Array:
-    """Standard deviation of what a step changes, `[features]`."""
+    """Standard deviation of the change in one step, `[features]`."""
     return jnp.std(rows["steps"] - before_steps(rows), axis=(0, 1, 2)) + 1e-6
 
 
 def before_steps(batch: Mapping[str, Any]) -> Array:
-    """Features that every step starts from, in the shape of `steps`: the input's own at first."""
+    """Features at the start of every step, like `steps`; the first ones come from `inputs`."""
     steps = batch["steps"]
     start = batch["inputs"][:, None, None, : steps.shape[-1]]
     start = jnp.broadcast_to(start, (*steps.shape[:2], 1, steps.shape[-1]))
@@ -139,7 +173,7 @@ def before_steps(batch: Mapping[str, Any]) -> Array:
 
 
 def all_branches(first: Array, continuations: Array) -> Array:
-    """Every first action `[..., arms]` before its continuation, `[..., arms, horizon]`."""
+    """Actions of every branch `[..., arms, horizon]`: first action, then the continuation."""
     shape = (*first.shape, continuations.shape[-1])
     rest = jnp.broadcast_to(continuations[..., None, :], shape)
     return jnp.concatenate([first[..., None], rest], axis=-1)
@@ -148,15 +182,15 @@ def all_branches(first: Array, continuations: Array) -> Array:
 def unrolled_loss(
     model: Transition, batch: Mapping[str, Array], discounts: Array, scales: Array
 ) -> Array:
-    """Error in the effects, in units of their size, and a little in the features themselves.
+    """Error of the effects, in units of their size, plus a small weight on the features' error.
 
     Args:
         model: The network.
-        batch: `inputs` `[n, inputs]`, the first actions that were branched, `arms` `[n, arms]`,
-            `continuation` `[n, horizon − 1]` and the standardised features of every step, `steps`
+        batch: `inputs` `[n, inputs]`, the first actions `arms` `[n, arms]`, `continuation`
+            `[n, horizon − 1]`, and the standardised features of every step, `steps`
             `[n, arms, horizon, features]`.
         discounts: `[horizon]`.
-        scales: From standardised features to units of the effects' size, `[features]`.
+        scales: Factors from standardised features to units of the effects' size, `[features]`.
     """
     actions = all_branches(batch["arms"], batch["continuation"])
     predicted = model.unroll(batch["inputs"], actions)

@@ -34,7 +34,7 @@ class QuotientModel(Predictor):
             seed=task.seed,
             training=task.training,
             conditioning=task.conditioning,
-            rank=self.rank,
+            decoder_rank=self.rank,
         )
 
     def vectors(self, branches: Branches) -> np.ndarray:
