@@ -1,7 +1,7 @@
-"""Results of a run as files: comma-separated values with fixed columns, and JSON.
+"""The files of a finished run: CSV with fixed columns, and JSON.
 
-The runner writes these files; tables, figures and report read nothing else, so they are made again
-without training.
+The runner writes these files. Tables, figures and the report read nothing else, so they can be
+rebuilt without training.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SCORES = (
     "expected_accuracy",
     "expected_regret",
 )
-"""Of one job; how far an accuracy gets towards the ceiling is added where all are put together."""
+"""Scores of one job; the runner adds `ceiling_share` when it combines all jobs."""
 _CEILINGS = (
     "accuracy_ceiling",
     "accuracy_ceiling_se",
@@ -45,7 +45,7 @@ _LOGS = (
     "noise_floor",
     "excess_error",
     "accuracy",
-    "regret",
+    "regret_share",
     "r_score",
     "r_error",
     "dr_score",
@@ -69,14 +69,18 @@ COLUMNS: dict[str, dict[str, type]] = {
         **dict.fromkeys(_LOGS, float),
     },
 }
-"""Columns of every file of results, in order, and what they hold."""
+"""Columns of each results file, in order, with their types."""
+FORMER_NAMES = {"logs.csv": {"regret": "regret_share"}}
+"""Current names of columns that earlier versions wrote under another name, by file."""
+STUDY_FILES = ("logs-study.json", "logs.json")
+"""Settings, versions and failures of the study of logs: the current name, then the former one."""
 
 
 def write_csv(path: str | Path, rows: Iterable[Mapping[str, Any]], columns: Iterable[str]) -> None:
     """Write rows atomically; the same rows give the same bytes.
 
-    Floats are written so that reading gives the same number again; None and NaN, undefined, as an
-    empty cell. A row must have exactly the columns.
+    Floats round-trip exactly; None and NaN, which both mean undefined, become an empty cell. Each
+    row must have exactly the given columns.
     """
     columns = list(columns)
     text = io.StringIO(newline="")
@@ -89,19 +93,27 @@ def write_csv(path: str | Path, rows: Iterable[Mapping[str, Any]], columns: Iter
     write_pieces(path, [text.getvalue().encode()])
 
 
-def read_csv(path: str | Path, columns: Mapping[str, type]) -> list[Row]:
-    """Rows of a file with exactly these columns; an empty cell of a float column reads as NaN."""
+def read_csv(
+    path: str | Path, columns: Mapping[str, type], former: Mapping[str, str] | None = None
+) -> list[Row]:
+    """Read a file with exactly these columns; an empty cell in a float column reads as NaN.
+
+    Args:
+        path: The file.
+        columns: Names and types of its columns, in order.
+        former: Current names of columns that may still have a former one.
+    """
     path = Path(path)
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise FileNotFoundError(f"{path} does not exist; a finished run has written it") from None
+        raise FileNotFoundError(f"{path} does not exist; a finished run writes it") from None
     except UnicodeDecodeError as error:
         raise DamagedFileError(f"{path} is not UTF-8 text ({error})") from error
     if not text.endswith("\n"):
-        raise DamagedFileError(f"{path} is truncated: its last line has no end; run it again")
+        raise DamagedFileError(f"{path} is truncated: its last line has no line end; rerun it")
     lines = csv.reader(io.StringIO(text, newline=""))
-    header = next(lines)
+    header = [(former or {}).get(name, name) for name in next(lines)]
     if header != list(columns):
         raise DamagedFileError(f"{path} must have the columns {list(columns)}; got {header}")
     rows = []
@@ -117,9 +129,19 @@ def read_csv(path: str | Path, columns: Mapping[str, type]) -> list[Row]:
     return rows
 
 
+def with_current_names(file: str, row: Mapping[str, Any]) -> Row:
+    """A stored row of a results file, under the current names of its columns.
+
+    >>> with_current_names("logs.csv", {"seed": 7, "regret": 0.1})
+    {'seed': 7, 'regret_share': 0.1}
+    """
+    former = FORMER_NAMES.get(file, {})
+    return {former.get(name, name): value for name, value in row.items()}
+
+
 @dataclass(frozen=True)
 class Results:
-    """Everything that a run wrote; what it did not write is empty."""
+    """Everything that a run wrote; whatever it did not write is empty."""
 
     run: dict[str, Any]
     scores: list[Row]
@@ -130,48 +152,48 @@ class Results:
     spectrum: list[Row] = field(default_factory=list)
     logs: list[Row] = field(default_factory=list)
     study: dict[str, Any] = field(default_factory=dict)
-    """Of logs: its settings and versions."""
+    """Settings, versions and failures of the study of logs."""
     times: dict[str, Any] = field(default_factory=dict)
 
     @property
     def failed(self) -> list[dict[str, Any]]:
-        """Jobs of the benchmark and settings of the study that ended with an error."""
+        """Jobs of the benchmark and settings of the study of logs that ended with an error."""
         return [*self.run.get("failed", []), *self.study.get("failed", [])]
 
     @cached_property
     def domains(self) -> list[str]:
-        """In the order in which they were run."""
+        """Domains that have scores, in the order of the file."""
         return list(dict.fromkeys(row["domain"] for row in self.scores))
 
     @cached_property
     def methods(self) -> list[str]:
-        """All that have scores."""
+        """Methods that have scores, in the order of the file."""
         return list(dict.fromkeys(row["method"] for row in self.scores))
 
     @cached_property
     def seeds(self) -> list[int]:
-        """All that have scores."""
+        """Seeds that have scores, in increasing order."""
         return sorted({row["seed"] for row in self.scores})
 
     def values(self, domain: str, method: str, measure: str) -> dict[int, float]:
-        """A method's score for each seed that ran; NaN where it is undefined."""
+        """A method's score by seed; NaN where it is undefined."""
         rows = self._by_job.get((domain, method), {})
         return {seed: row[measure] for seed, row in sorted(rows.items())}
 
     def ceiling(
         self, domain: str, measure: str, seeds: Sequence[int] | None = None
     ) -> tuple[float, float]:
-        """Mean over seeds of what could be reached, and its standard error."""
+        """Mean over seeds of the best achievable value, and its standard error."""
         rows = [row for row in self.ceilings if row["domain"] == domain]
         rows = [row for row in rows if seeds is None or row["seed"] in seeds]
         if not rows:
             return math.nan, math.nan
-        # Seeds have other states, so their errors are independent.
+        # Each seed has its own states, so the errors are independent.
         error = math.sqrt(sum(row[f"{measure}_se"] ** 2 for row in rows)) / len(rows)
         return sum(row[measure] for row in rows) / len(rows), error
 
     def chance(self, domain: str) -> float:
-        """Accuracy of a random choice; NaN where the number of actions was not recorded."""
+        """Accuracy of a random choice; NaN if the number of actions was not recorded."""
         actions = (row["actions"] for row in self.ceilings if row["domain"] == domain)
         return 1 / next(actions, math.nan)
 
@@ -198,9 +220,9 @@ class Results:
 
 
 def load(directory: str | Path) -> Results:
-    """The results in a directory: of the benchmark, of the study of logs, or of both.
+    """Load the results of the benchmark, of the study of logs, or of both.
 
-    Of the benchmark, `run.json` and `scores.csv` must be there, others may.
+    A directory of the benchmark must have `run.json` and `scores.csv`; other files are optional.
     """
     directory = Path(directory)
     scored = (directory / "scores.csv").is_file() or not (directory / "logs.csv").is_file()
@@ -210,15 +232,15 @@ def load(directory: str | Path) -> Results:
             "give the directory that `cqm reproduce --out` wrote"
         )
     tables = {
-        name.removesuffix(".csv"): read_csv(directory / name, columns)
+        name.removesuffix(".csv"): read_csv(directory / name, columns, FORMER_NAMES.get(name))
         for name, columns in COLUMNS.items()
         if (name == "scores.csv" and scored) or (directory / name).exists()
     }
     if not tables.get("scores") and not tables.get("logs"):
         raise ValueError(f"{directory / 'scores.csv'} has no rows: no method has been scored yet")
     run, times, study = (
-        read_json(directory / name) if (directory / name).exists() else {}
-        for name in ("run.json", "times.json", "logs.json")
+        next((read_json(directory / name) for name in names if (directory / name).exists()), {})
+        for names in (["run.json"], ["times.json"], STUDY_FILES)
     )
     return Results(run=run, times=times, study=study, **{"scores": [], **tables})
 
@@ -239,5 +261,5 @@ def _value(cell: str, kind: type) -> Any:
     if kind is float and not cell:
         return math.nan
     if not cell:
-        raise ValueError("a cell that must not be empty is")
+        raise ValueError("a required cell is empty")
     return kind(cell)
