@@ -1,7 +1,7 @@
-"""Figures as small SVG files that are the same every time and suit light and dark pages.
+"""Figures as small, reproducible SVG files that suit light and dark pages.
 
-Text stays text, in the reader's own font, and everything that is ink takes the colour of the text
-around it. There is no background.
+Text stays text in the reader's own font, lines and labels take the colour of the surrounding text,
+and there is no background.
 """
 
 from __future__ import annotations
@@ -18,21 +18,10 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
-WIDTH = 4.3  # inches: two figures side by side on a laptop, one on a phone
-INK = "#010203"  # stands for the colour of the text around
-# Okabe and Ito's colours, told apart by the colour-blind; the lightest two darkened for paper.
-COLOURS = {
-    "cqm": "#0c7bc4",
-    "world": "#d55e00",
-    "sf": "#c68a00",
-    "direct": "#009e73",
-    "task-td": "#45a5dd",
-    "cocoa": "#c76fa1",
-    "default": "#7a5fd0",
-    "world-ensemble": "#a8552a",
-}
-# Told apart without colours too.
-STYLES = {"cqm": "-", "world": "--", "sf": "-.", "direct": "-", "task-td": "--", "cocoa": ":"}
+from cqm.experiments.rendering import Section
+
+WIDTH = 4.3  # inches: two figures fit side by side on a laptop, one on a phone
+INK = "#010203"  # placeholder for the colour of the surrounding text
 _FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 _SETTINGS: dict[Any, Any] = {
     "font.size": 8.5,
@@ -67,24 +56,23 @@ _SETTINGS: dict[Any, Any] = {
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure with what it needs to be understood alone."""
+    """A figure with everything needed to understand it on its own."""
 
     name: str
+    """Name of its file and its anchor on the page."""
     title: str
     caption: str
-    """What this one shows."""
+    """What this figure shows."""
+    heading: str
+    """What figures of its kind show."""
     reading: str
-    """How figures of its kind are read."""
+    """How to read figures of its kind."""
     svg: str
-
-    @property
-    def kind(self) -> str:
-        """The first word of its name."""
-        return self.name.partition("-")[0]
+    section: Section = "paper"
 
     @property
     def document(self) -> str:
-        """The figure as a file of its own, which follows the reader's light or dark."""
+        """The figure as a file of its own, which follows the reader's light or dark mode."""
         style = (
             "<style>svg{color:#1c2024}"
             "@media (prefers-color-scheme:dark){svg{color:#e4e7ea}}</style>"
@@ -95,10 +83,10 @@ class Picture:
 
 @contextmanager
 def drawing(name: str, height: float) -> Iterator[tuple[Figure, list[str]]]:
-    """A figure to draw on; its SVG is appended to the list when the block ends."""
+    """A figure to draw on, and a list to which its SVG is appended when the block ends."""
     svg: list[str] = []
     with matplotlib.rc_context():
-        matplotlib.rcdefaults()  # whatever the reader's own settings are
+        matplotlib.rcdefaults()  # ignore the user's own settings
         matplotlib.rcParams.update({**_SETTINGS, "svg.hashsalt": name})
         figure = Figure(figsize=(WIDTH, height), layout="constrained")
         FigureCanvasSVG(figure)
@@ -109,12 +97,12 @@ def drawing(name: str, height: float) -> Iterator[tuple[Figure, list[str]]]:
 
 
 def plain(text: str) -> str:
-    """Text to draw as it is: a dollar sign does not begin mathematics."""
+    """Text to draw literally, in which a dollar sign does not start a formula."""
     return text.replace("$", r"\$")
 
 
 def file_name(kind: str, domain: str) -> str:
-    """A name for a figure that is safe in paths and in SVG.
+    """A figure's name, safe in paths and in SVG.
 
     >>> file_name("score", "my/world")
     'score-my-world'
@@ -123,7 +111,7 @@ def file_name(kind: str, domain: str) -> str:
 
 
 def mark_line(axes: Axes, x: float, text: str, *, style: str = "--") -> None:
-    """A vertical line with its name above the axes."""
+    """Draw a vertical line with its label above the axes."""
     axes.axvline(x, color=INK, alpha=0.7, linewidth=0.9, linestyle=style, zorder=1)
     axes.annotate(
         text,
@@ -138,7 +126,7 @@ def mark_line(axes: Axes, x: float, text: str, *, style: str = "--") -> None:
 
 
 def _tidy(svg: str, name: str) -> str:
-    """The picture alone: short, with names of its own, in the reader's colours and font."""
+    """Shorten an SVG, give it unique names, and use the reader's colours and font."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->|<style.*?</style>", "", svg, flags=re.S)
     svg = re.sub(r"<defs>\s*</defs>", "", svg).replace("xlink:href", "href")
@@ -159,12 +147,12 @@ def _tidy(svg: str, name: str) -> str:
 
 
 def _short(text: str) -> str:
-    """The same coordinates to a tenth of a point."""
+    """Round coordinates to a tenth of a point."""
     return re.sub(r"-?\d+\.\d+", lambda match: f"{float(match[0]):.1f}".removesuffix(".0"), text)
 
 
 def _together(lines: list[str]) -> Iterator[str]:
-    """Neighbouring copies of a shape in one style say the style once."""
+    """Put consecutive copies of a shape with the same style into one group."""
     style = ""
     for line in lines:
         copy = re.fullmatch(r'(<use [^>]*?) style="([^"]*)"/>', line)

@@ -1,10 +1,10 @@
-"""Figures of a run: the paper's two for every domain, and those that say what limits a score."""
+"""Figures of a run: the paper's two for every domain, and those that show what limits a score."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from pathlib import Path
+from itertools import cycle
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -12,89 +12,81 @@ from matplotlib.colors import ListedColormap, to_rgb
 from matplotlib.ticker import LogLocator, MaxNLocator
 
 from cqm.experiments import published as paper
-from cqm.experiments.drawing import (
-    COLOURS,
-    INK,
-    STYLES,
-    WIDTH,
-    Picture,
-    drawing,
-    file_name,
-    mark_line,
-    plain,
-)
+from cqm.experiments.drawing import INK, WIDTH, Picture, drawing, file_name, mark_line, plain
 from cqm.experiments.measures import best, difference, domain_title, score, title_of, titles_of
-from cqm.experiments.results import Results, Row, load
-from cqm.experiments.studies.logs_views import ordinary_figures
-from cqm.storage import write_pieces
+from cqm.experiments.methods import METHODS
+from cqm.experiments.results import Results, Row
+from cqm.experiments.studies import logs_views
 
 RANK = 8
-"""Of the paper's decoder."""
+"""Rank of the paper's decoder."""
 DIAGNOSED = "walker-walk"
-"""The domain on which the paper's methods fail; what limits them is shown."""
-DIAGNOSED_BY = (
-    "cqm",
-    "cqm-full-rank",
-    "cqm+whiten",
-    "cqm+effect",
-    "cqm-full-rank+effect",
-    "default",
+"""The domain on which the paper's methods fail, and for which a figure shows why."""
+_DIAGNOSED_BY = (
+    *("cqm", "cqm-full-rank", "cqm+whiten", "cqm+effect", "cqm-full-rank+effect", "default"),
 )
-READING = {
-    "score": "Accuracy between chance and the ceiling, that of answering with a state's expected "
-    "effects, which hardly any model passes. Dots are this run with its interval over seeds, "
-    "diamonds the paper with its own; below the line, methods beyond the paper.",
-    "alignment": "Predicted against true advantages of held-out states, actions and rewards, each "
-    "centred and scaled within its state. The stronger its colour, the more a hexagon holds; on "
-    "the line the prediction is perfect. Counts of all seeds together; above each the mean "
-    "correlation (in brackets the paper's, of one seed).",
-    "regret": "Share of decisions that lose no more than a given regret, means over seeds. Farther "
-    "left and higher is better.",
-    "curves": "Training loss as a share of its first value, because targets differ between "
-    "methods; COCOA's is that of its distilled policy. Means over seeds.",
-    "spectrum": "Curves: the share of the pooled effects' energy that the best directions hold.",
-    "diagnosis": "Bars, above the line: what cannot be had, for noise of the labels or for the "
-    "rank; below it: errors of models. Dashed is the noise floor; dotted, predicting nothing.",
+_LIMITS = "What limits the models: noise, rank and conditioning"
+_KINDS = {
+    "score": (
+        "Accuracy against the ceiling",
+        "Accuracy between chance and the ceiling, which is the accuracy of a state's expected "
+        "effects and is rarely exceeded. Dots show this run with its interval over seeds, diamonds "
+        "the paper with its own; methods beyond the paper are below the line.",
+    ),
+    "alignment": (
+        "Alignment of advantages",
+        "Predicted against true advantages of held-out states, actions and rewards, each centred "
+        "and scaled within its state. The stronger the colour of a hexagon, the more points it "
+        "holds; on the diagonal the prediction is perfect. Points of all seeds are pooled; above "
+        "each panel stands the mean correlation (in brackets the paper's, from one seed).",
+    ),
+    "regret": (
+        "Distribution of regret",
+        "Share of decisions that lose no more than a given regret, averaged over seeds. Further "
+        "left and higher is better.",
+    ),
+    "curves": (
+        "Learning curves",
+        "Training loss relative to its first value, because targets differ between methods; for "
+        "COCOA it is the loss of its distilled policy. Averaged over seeds.",
+    ),
+    "spectrum": (
+        _LIMITS,
+        "Curves: the share of the pooled effects' energy that the best directions capture.",
+    ),
+    "diagnosis": (
+        _LIMITS,
+        "Bars above the line: energy that cannot be predicted because of label noise, or not be "
+        "represented because of the rank. Bars below it: errors of models. Dashed: the noise "
+        "floor; dotted: predicting zero.",
+    ),
 }
-"""How figures of each kind are read."""
+"""Heading of each kind of figure, and how to read it."""
 _LEVELS = 6  # shades of a hexagon
 _POINTS = 61  # of a curve; more cannot be seen
 
 
-def write_figures(directory: str | Path) -> list[Path]:
-    """Write every figure of a run as SVG into `figures/`; returns the files."""
-    written = []
-    for picture in make_figures(load(directory)):
-        path = Path(directory) / "figures" / f"{picture.name}.svg"
-        write_pieces(path, [picture.document.encode()])
-        written.append(path)
-    return written
-
-
 def make_figures(results: Results) -> list[Picture]:
-    """All figures that the results allow, in the order in which they are best read."""
+    """All figures that the results allow, in reading order."""
     makers = (score_figure, alignment_figure, regret_figure, curves_figure)
     pictures = [make(results, domain) for make in makers for domain in results.domains]
     pictures += [spectrum_figure(results), diagnosis_figure(results, DIAGNOSED)]
-    pictures += ordinary_figures(results)
-    return [picture for picture in pictures if picture is not None]
+    return [*(picture for picture in pictures if picture), *logs_views.figures(results)]
+
+
+def _picture(name: str, title: str, caption: str, svg: list[str]) -> Picture:
+    return Picture(name, title, caption, *_KINDS[name.partition("-")[0]], svg[0])
 
 
 def score_figure(results: Results, domain: str) -> Picture | None:
-    """Accuracy of every method between chance and ceiling, with the paper's."""
-    beyond = [
-        "default",
-        "world-ensemble",
-        "cqm-full-rank",
-        *(m for m in results.methods if "+" in m),
-    ]
-    methods = [
-        m for m in (*paper.METHODS, *beyond) if score(results, domain, m, "accuracy") is not None
-    ]
+    """Accuracy of every learned method between chance and ceiling, next to the paper's."""
+    beyond = [method.name for method in METHODS.values() if method.role == "beyond"]
+    beyond += [method for method in results.methods if "+" in method]
+    methods = [m for m in (*paper.METHODS, *beyond) if score(results, domain, m, "accuracy")]
     learned = [method for method in methods if method in paper.METHODS]
     if not methods:
         return None
-    name, title = file_name("score", domain), domain_title(domain)
+    name = file_name("score", domain)
     ceiling, _ = results.ceiling(domain, "accuracy_ceiling")
     with drawing(name, 0.9 + 0.2 * len(methods)) as (figure, svg):
         axes = figure.add_subplot()
@@ -116,13 +108,14 @@ def score_figure(results: Results, domain: str) -> Picture | None:
     text = "None of the paper's methods has finished."
     if leaders := best(results, domain, "accuracy"):
         most = score(results, domain, leaders[0], "accuracy")
-        text = f"Best of the paper's: {titles_of(leaders)} with {most.mean if most else 0:.3f}"
+        text = f"Best of the paper's methods: {titles_of(leaders)} with "
+        text += f"{most.mean if most else 0:.3f}"
         text += f"; the ceiling is {ceiling:.3f}." if math.isfinite(ceiling) else "."
-    return Picture(name, title, text, READING["score"], svg[0])
+    return _picture(name, domain_title(domain), text, svg)
 
 
 def _dot(axes: Axes, results: Results, domain: str, method: str, y: int) -> float:
-    """Draw one method's accuracy and the paper's; returns the larger."""
+    """Draw a method's accuracy and the paper's; returns the larger one."""
     axes.axhline(y, color=INK, alpha=0.12, linewidth=0.5, zorder=0)
     ours = score(results, domain, method, "accuracy")
     published = paper.ACCURACY.get((domain, method))
@@ -140,7 +133,7 @@ def _dot(axes: Axes, results: Results, domain: str, method: str, y: int) -> floa
 
 
 def alignment_figure(results: Results, domain: str) -> Picture | None:
-    """Predicted against true normalised advantages, a panel for each method."""
+    """Predicted against true normalised advantages, one panel per method."""
     cells = [row for row in results.alignment if row["domain"] == domain]
     methods = [
         method
@@ -149,7 +142,7 @@ def alignment_figure(results: Results, domain: str) -> Picture | None:
     ]
     if not cells or not methods:
         return None
-    name, title = file_name("alignment", domain), domain_title(domain)
+    name = file_name("alignment", domain)
     num_rows = math.ceil(len(methods) / 2)
     limit = 1.12 * max(abs(row["oracle"]) for row in cells)
     with drawing(name, 0.35 + WIDTH / 2 * num_rows) as (figure, svg):
@@ -166,13 +159,16 @@ def alignment_figure(results: Results, domain: str) -> Picture | None:
     text = "No correlation is defined."
     if known:
         most, least = max(known, key=known.__getitem__), min(known, key=known.__getitem__)
-        text = f"{title_of(most)} lies closest to the line, correlation {_three(known[most])}"
-        text += f"; {title_of(least)} farthest, {_three(known[least])}." if least != most else "."
-    return Picture(name, title, text, READING["alignment"], svg[0])
+        text = f"{title_of(most)} is closest to the diagonal (correlation {_three(known[most])})"
+        other = f", {title_of(least)} farthest from it ({_three(known[least])})"
+        text += f"{other if least != most else ''}."
+    return _picture(name, domain_title(domain), text, svg)
 
 
 def _hexagons(axes: Axes, rows: Sequence[Row], limit: float) -> None:
-    axes.plot([-limit, limit], [-limit, limit], color=COLOURS["world"], linewidth=0.9, zorder=3)
+    axes.plot(
+        [-limit, limit], [-limit, limit], color=METHODS["world"].colour, linewidth=0.9, zorder=3
+    )
     axes.set(xlim=(-limit, limit), ylim=(-limit, limit), aspect="equal")
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
     axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
@@ -182,13 +178,13 @@ def _hexagons(axes: Axes, rows: Sequence[Row], limit: float) -> None:
         np.array([row[column] for row in rows], float)
         for column in ("oracle", "predicted", "count")
     )
-    # Counts are in squares. Each is spread over its square, or the two grids would beat.
+    # Counts are of squares. Each is spread over its square, or the two grids would interfere.
     places = np.unique(np.concatenate([x, y]))
     width = np.diff(places).min() if len(places) > 1 else 0.0
     shift = (np.arange(4) - 1.5) / 4 * width
     dx, dy = (grid.ravel() for grid in np.meshgrid(shift, shift))
     levels = ListedColormap(
-        [(*to_rgb(COLOURS["cqm"]), share) for share in np.linspace(0.07, 1, _LEVELS)]
+        [(*to_rgb(_colour("cqm")), share) for share in np.linspace(0.07, 1, _LEVELS)]
     )
     hexagons = axes.hexbin(
         (x[:, None] + dx).ravel(),
@@ -200,13 +196,13 @@ def _hexagons(axes: Axes, rows: Sequence[Row], limit: float) -> None:
         cmap=levels,
         linewidths=0,
     )
-    # Of one shade together, which makes a smaller file.
+    # Hexagons of one shade stand together, which makes a smaller file.
     size = np.asarray(hexagons.get_array())
     order = np.argsort(np.floor(size / size.max() * _LEVELS), kind="stable")
     hexagons.set_offsets(np.asarray(hexagons.get_offsets())[order])
     hexagons.set_array(size[order])
     hexagons.set_clim(0, size.max())
-    hexagons.set_clip_on(False)  # or each would carry its own clipping
+    hexagons.set_clip_on(False)  # otherwise each would carry its own clipping
 
 
 def _correlation(results: Results, domain: str, method: str) -> str:
@@ -238,13 +234,13 @@ def regret_figure(results: Results, domain: str) -> Picture | None:
         _legend_below(axes)
     zero = {method: line[1][0] for method, line in lines.items()}
     first = max(zero, key=zero.__getitem__)
-    text = f"{title_of(first)} is without regret most often, in {zero[first]:.0%} of decisions."
-    return Picture(name, domain_title(domain), text, READING["regret"], svg[0])
+    text = f"{title_of(first)} most often has no regret: in {zero[first]:.0%} of decisions."
+    return _picture(name, domain_title(domain), text, svg)
 
 
 def curves_figure(results: Results, domain: str) -> Picture | None:
-    """The loss while the methods learn."""
-    losses = _lines(results.curves, domain, "step", "loss", tuple(paper.METHODS))
+    """Training losses of the paper's methods."""
+    losses = _lines(results.curves, domain, "step", "loss", paper.METHODS)
     losses = {method: line for method, line in losses.items() if line[1][0] > 0}
     if not losses:
         return None
@@ -252,9 +248,9 @@ def curves_figure(results: Results, domain: str) -> Picture | None:
     with drawing(name, 2.4) as (figure, svg):
         axes = figure.add_subplot()
         for method, (x, loss) in losses.items():
-            # Targets differ between methods, so only the course of a loss can be compared.
+            # Targets differ between methods, so only relative losses can be compared.
             axes.plot(x, np.array(loss) / loss[0], label=title_of(method), **_line(method))
-        axes.set(yscale="log", xlabel="update", ylabel="loss, of its start")
+        axes.set(yscale="log", xlabel="update", ylabel="relative loss")
         low, high = axes.get_ylim()
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 50 * low else (1,)))
         axes.yaxis.set_major_formatter("{x:g}")
@@ -263,11 +259,11 @@ def curves_figure(results: Results, domain: str) -> Picture | None:
     falls = {method: loss[-1] / loss[0] for method, (_, loss) in losses.items()}
     least = min(falls, key=falls.__getitem__)
     text = f"The loss of {title_of(least)} falls most, to {falls[least]:.2g} of its first value."
-    return Picture(name, domain_title(domain), text, READING["curves"], svg[0])
+    return _picture(name, domain_title(domain), text, svg)
 
 
 def spectrum_figure(results: Results) -> Picture | None:
-    """Share of the effects' energy that the leading directions hold."""
+    """Share of the effects' energy that the leading directions capture."""
     energies = {domain: results.energies(domain) for domain in results.domains}
     energies = {domain: shares for domain, shares in energies.items() if shares}
     if not energies:
@@ -275,42 +271,42 @@ def spectrum_figure(results: Results) -> Picture | None:
     name = "spectrum"
     with drawing(name, 3.0) as (figure, svg):
         axes = figure.add_subplot()
-        for (domain, shares), method in zip(energies.items(), COLOURS, strict=False):
+        colours = cycle(method.colour for method in METHODS.values() if method.colour)
+        for (domain, shares), colour in zip(energies.items(), colours, strict=False):
             ranks = range(len(shares) + 1)
             held = np.cumsum([0.0, *shares])
             kept = f"{plain(domain_title(domain))}, {held[: RANK + 1][-1]:.1%} by rank {RANK}"
-            axes.plot(ranks, held, "o-", markersize=2.5, color=COLOURS[method], label=kept)
+            axes.plot(ranks, held, "o-", markersize=2.5, color=colour, label=kept)
         mark_line(axes, RANK, f"rank {RANK}")
         axes.set(xlim=(0, None), ylim=(0, 1.03))
-        axes.set(xlabel="rank", ylabel="share of effect energy, cumulative")
+        axes.set(xlabel="rank", ylabel="cumulative share of effect energy")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.grid(color=INK, alpha=0.12, linewidth=0.5)
         _legend_below(axes, columns=2)
     most = max(energies, key=lambda domain: beyond_rank(results, domain))
     outside = beyond_rank(results, most)
-    text = f"Rank {RANK}, the paper's, holds all of the effects."
+    text = f"Rank {RANK}, as in the paper, captures all of the effects."
     if outside > 0:
-        text = f"What rank {RANK}, the paper's, leaves out is most for {domain_title(most)}: "
+        text = f"Rank {RANK}, as in the paper, misses most on {domain_title(most)}: "
         text += f"{outside:.1%} of the energy."
-    return Picture(name, "Effects against rank", text, READING["spectrum"], svg[0])
+    return _picture(name, "Effects by rank", text, svg)
 
 
 def beyond_rank(results: Results, domain: str) -> float:
-    """Share of the effects' energy outside the best directions, as many as the paper's rank."""
+    """Share of the effects' energy that the best subspace of the paper's rank misses."""
     return math.fsum(results.energies(domain)[RANK:])
 
 
 def diagnosis_figure(results: Results, domain: str) -> Picture | None:
     """Label noise, rank and conditioning side by side, as shares of the effects' energy."""
     floor, _ = results.ceiling(domain, "noise_floor")
-    methods = [m for m in DIAGNOSED_BY if m in results.methods]
-    errors = {m: ours for m in methods if (ours := score(results, domain, m, "effect_nmse"))}
+    errors = _diagnosed_errors(results, domain)
     if math.isnan(floor) or not results.energies(domain) or "cqm" not in errors:
         return None
     outside = beyond_rank(results, domain)
     name = file_name("diagnosis", domain)
     bars = [("label noise", floor, INK), (f"beyond rank {RANK}", outside, INK)]
-    bars += [(title_of(method), error.mean, _colour(method)) for method, error in errors.items()]
+    bars += [(title_of(method), error, _colour(method)) for method, error in errors.items()]
     with drawing(name, 0.9 + 0.3 * len(bars)) as (figure, svg):
         axes = figure.add_subplot()
         for y, (_, value, colour) in enumerate(bars):
@@ -327,38 +323,45 @@ def diagnosis_figure(results: Results, domain: str) -> Picture | None:
         axes.set_ylim(len(bars) - 0.5, -0.5)
         axes.set_xlim(0, 1.15 * max(1.0, *(value for _, value, _ in bars)))
         axes.set_xlabel("share of the effects' energy (effect NMSE)")
-    text = diagnosis(results, domain)
-    title = f"What limits {domain_title(domain)}"
-    return Picture(name, title, text, READING["diagnosis"], svg[0])
+    return _picture(name, f"What limits {domain_title(domain)}", diagnosis(results, domain), svg)
 
 
 def diagnosis(results: Results, domain: str) -> str:
     """What limits a domain, in words: label noise, rank, or what the models make of the input."""
     floor, _ = results.ceiling(domain, "noise_floor")
     outside = beyond_rank(results, domain)
-    methods = [m for m in DIAGNOSED_BY if m in results.methods]
-    errors = {m: e.mean for m in methods if (e := score(results, domain, m, "effect_nmse"))}
+    errors = _diagnosed_errors(results, domain)
     text = (
-        f"No model of the state can foresee {floor:.1%} of the energy of {domain_title(domain)}'s "
-        f"test labels, and no decoder of rank {RANK} can hold {outside:.1%} of it."
+        f"No model of the state can predict {floor:.1%} of the energy of "
+        f"{domain_title(domain)}'s test labels, and no decoder of rank {RANK} can represent "
+        f"{outside:.1%} of it."
     )
     others = [method for method in errors if method != "cqm"]
     if others and "cqm" in errors:
         best = min(others, key=errors.__getitem__)
         change = difference(results, domain, "effect_nmse", best, "cqm")
-        text += f" The error of {title_of('cqm')} is {errors['cqm']:.3f}, that of {title_of(best)} "
-        text += f"{errors[best]:.3f}"
+        text += f" The effect NMSE of {title_of('cqm')} is {errors['cqm']:.3f}, and that of "
+        text += f"{title_of(best)} {errors[best]:.3f}"
         if change:
-            text += f", on common seeds {abs(change.mean):.3f} "
-            text += "less" if change.mean < 0 else "more"
-        text += f"; the rank accounts for {outside:.3f} at most."
+            text += f" ({abs(change.mean):.3f} {'lower' if change.mean < 0 else 'higher'} on "
+            text += "common seeds)"
+        text += f"; the rank accounts for at most {outside:.3f}."
     return text
+
+
+def _diagnosed_errors(results: Results, domain: str) -> dict[str, float]:
+    """Effect NMSE of each variant of the effect model that ran."""
+    return {
+        method: ours.mean
+        for method in _DIAGNOSED_BY
+        if (ours := score(results, domain, method, "effect_nmse"))
+    }
 
 
 def _lines(
     rows: Iterable[Row], domain: str, x: str, y: str, methods: Sequence[str]
 ) -> dict[str, tuple[list[float], list[float]]]:
-    """Curves of methods, means over seeds at each point where all of a method's seeds have one."""
+    """Curves of methods: means over seeds, at points that all seeds of a method have."""
     values: dict[str, dict[float, list[float]]] = {}
     for row in rows:
         if row["domain"] == domain and row["method"] in methods and math.isfinite(row[y]):
@@ -376,16 +379,17 @@ def _lines(
 
 
 def _three(value: float) -> str:
-    """With three decimals and a proper minus sign."""
+    """A number with three decimals and a proper minus sign."""
     return f"{value:.3f}".replace("-", "−")
 
 
 def _colour(method: str) -> str:
-    return COLOURS.get(method.partition("+")[0], INK)
+    known = METHODS.get(method.partition("+")[0])
+    return (known and known.colour) or INK
 
 
 def _line(method: str) -> dict:
-    return {"color": _colour(method), "linestyle": STYLES.get(method, ":")}
+    return {"color": _colour(method), "linestyle": METHODS[method].style}
 
 
 def _legend_below(axes: Axes, columns: int = 4) -> None:

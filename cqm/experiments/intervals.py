@@ -1,4 +1,4 @@
-"""Means over seeds with their intervals, and how they compare with a published figure."""
+"""Means over seeds with their intervals, and how they compare with a published number."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from scipy.special import stdtrit
 from cqm.experiments.published import Published
 
 INTERVALS = ("normal", "student")
-"""1.96 standard errors, as in the paper, and Student-t, which fits so few seeds better."""
+"""1.96 standard errors, as in the paper, and Student-t, which suits few seeds better."""
 
 
 @dataclass(frozen=True)
@@ -19,20 +19,21 @@ class Estimate:
     """A mean over seeds."""
 
     mean: float
+    """NaN if no seed has a defined value."""
     error: float
     """Standard error; NaN for fewer than two seeds."""
     num: int
-    """Seeds with a defined value."""
+    """Number of seeds with a defined value."""
     undefined: int = 0
-    """Seeds that ran and have none."""
+    """Number of seeds that ran and have no defined value."""
 
     def half_width(self, interval: str = "normal") -> float:
-        """Of the 95 % interval; NaN for fewer than two seeds."""
+        """Half-width of the 95% interval; NaN for fewer than two seeds."""
         return self.error * factor(self.num, interval)
 
 
 def factor(num: int, interval: str) -> float:
-    """Standard errors in half an interval from so many seeds.
+    """Half-width of an interval in standard errors, for a number of seeds.
 
     >>> round(factor(5, "normal"), 3), round(factor(5, "student"), 3)
     (1.96, 2.776)
@@ -45,7 +46,7 @@ def factor(num: int, interval: str) -> float:
 
 
 def estimate(values: Iterable[float]) -> Estimate:
-    """Mean and standard error of the values that are defined.
+    """Mean and standard error of the defined values.
 
     >>> estimate([1.0, 3.0, float("nan")])
     Estimate(mean=2.0, error=1.0, num=2, undefined=1)
@@ -64,12 +65,12 @@ def estimate(values: Iterable[float]) -> Estimate:
 def compare(
     ours: Estimate, theirs: Published, *, higher_is_better: bool, interval: str = "normal"
 ) -> str:
-    """`agrees` where the intervals overlap, else whether ours is `better` or `worse`.
+    """`agrees` if the intervals overlap, otherwise whether ours is `better` or `worse`.
 
-    Two intervals overlap where the means are no further apart than the sum of their half-widths. A
-    figure without an interval is taken to vary between seeds as ours does. Ours from one seed
-    counts as a point; of two points nothing can be said, which gives an empty string. For Student-t
-    the paper's half-width, which is 1.96 standard errors, is widened too.
+    Two intervals overlap if the means differ by no more than the sum of their half-widths. A
+    published number without an interval is assumed to vary between seeds as ours does. A single
+    seed of ours counts as a point; two points cannot be compared, which gives an empty string. For
+    Student-t the paper's half-width, which is 1.96 standard errors, is widened too.
     """
     half, other = ours.half_width(interval), theirs.half_width
     if not math.isfinite(ours.mean) or (math.isnan(half) and other is None):
@@ -80,7 +81,7 @@ def compare(
         other *= factor(theirs.num_seeds, interval) / factor(theirs.num_seeds, "normal")
     difference = ours.mean - theirs.value
     reach = (0.0 if math.isnan(half) else half) + other
-    # Printed figures have few digits: a difference within rounding of the sum is no difference.
+    # Printed numbers have few digits, so differences within rounding of the sum do not count.
     if abs(difference) <= reach * (1 + 1e-12):
         return "agrees"
     return "better" if (difference > 0) == higher_is_better else "worse"

@@ -1,4 +1,4 @@
-"""The benchmark's scores: names, what they are compared with, and means over seeds."""
+"""The benchmark's scores: their titles, what they are compared with, and their means over seeds."""
 
 from __future__ import annotations
 
@@ -8,183 +8,162 @@ from dataclasses import dataclass, field
 
 from cqm.experiments import published as paper
 from cqm.experiments.intervals import Estimate, compare, estimate
+from cqm.experiments.methods import METHODS
 from cqm.experiments.published import Published
 from cqm.experiments.results import Results
 
-TITLES = {
-    **paper.METHODS,
-    "oracle": "Oracle",
-    "zero": "Zero effect",
-    "random": "Random",
-    "cqm-full-rank": "CQM-B, full rank",
-    "default": "Default model",
-    "world-ensemble": "World ensemble",
-}
-CONDITIONINGS = ("effect", "whiten")
-"""Of the input, added to a method's name as in `world+effect`."""
-VECTOR_METHODS = (
-    *paper.VECTOR_METHODS,
-    "cqm-full-rank",
-    "default",
-    "world-ensemble",
-    "oracle",
-    "zero",
-)
-"""Methods that predict effects as vectors, those beyond the paper and the limits included."""
+_VECTORS = ("effects", "outcomes")
 
 
 @dataclass(frozen=True)
 class Measure:
-    """A score, and what there is to compare it with."""
+    """A score, and what it can be compared with."""
 
     key: str
+    """Column of `scores.csv`."""
     title: str
     higher_is_better: bool
     caption: str = ""
-    methods: tuple[str, ...] = tuple(paper.METHODS)
-    """Of the paper, those that it is defined for."""
+    predicts: tuple[str, ...] = ("effects", "outcomes", "scores")
+    """What a method must predict to have this score."""
     published: Mapping[tuple[str, str], Published] = field(default_factory=dict)
+    """The paper's numbers by domain and method."""
     floor: str = ""
     """The method that knows nothing."""
-    limit: str = ""
-    """Name of the best that could be reached."""
-    limit_title: str = ""
-    defined_for: tuple[str, ...] = ()
-    """Methods that can have it, those beyond the paper included; all if empty."""
+    limit: tuple[str, str] | None = None
+    """Column of `ceilings.csv` with the best achievable value, and its title."""
+
+    def defined_for(self, method: str) -> bool:
+        """Whether a method, with or without conditioned input, can have this score.
+
+        A method that is not registered is taken to predict scores only.
+        """
+        known = METHODS.get(method.partition("+")[0])
+        return (known.predicts if known else "scores") in self.predicts
+
+    @property
+    def methods(self) -> list[str]:
+        """The paper's methods that can have it, in the paper's order."""
+        return [method for method in paper.METHODS if self.defined_for(method)]
 
 
-_ACCURACY = Measure(
-    "accuracy",
-    "Accuracy",
-    True,
-    "Share of held-out states and rewards for which the best action is found; higher is better.",
-    published=paper.ACCURACY,
-    floor="random",
-    limit="accuracy_ceiling",
-    limit_title="Ceiling",
-)
-_REGRET = Measure(
-    "regret",
-    "Normalised regret",
-    False,
-    "What the chosen actions lose, in standard deviations of the values; lower is better.",
-    published=paper.REGRET,
-    floor="random",
-    limit="regret_floor",
-    limit_title="Floor",
-)
-_EFFECT_NMSE = Measure(
-    "effect_nmse",
-    "Effect NMSE",
-    False,
-    "Squared error of predicted effects as a share of their size; lower is better, 1 is "
-    "predicting nothing. The paper gives no interval; its seeds are taken to vary as ours do.",
-    methods=paper.VECTOR_METHODS,
-    published=paper.EFFECT_NMSE,
-    floor="zero",
-    limit="noise_floor",
-    limit_title="Noise floor",
-    defined_for=VECTOR_METHODS,
-)
-_ABSOLUTE_NMSE = Measure(
-    "absolute_nmse",
-    "Absolute-future NMSE",
-    False,
-    "Squared error of the predicted future itself as a share of its size; lower is better. The "
-    "paper gives one range for both methods, where it speaks of Cartpole and Reacher.",
-    methods=("world", "sf"),
-    published=paper.ABSOLUTE_NMSE,
-    defined_for=("world", "sf", "world-ensemble"),
-)
-_CORRELATION = Measure(
-    "correlation",
-    "Correlation",
-    True,
-    "Of predicted with true advantages, each centred and scaled within a state; higher is better. "
-    "The paper gives that of one Reacher seed, which is taken to vary as ours do.",
-    published=paper.CORRELATION,
-)
-PUBLISHED = (_ACCURACY, _REGRET, _EFFECT_NMSE, _ABSOLUTE_NMSE, _CORRELATION)
-"""Scores of which the paper prints figures."""
 MEASURES = {
     measure.key: measure
     for measure in (
-        *PUBLISHED,
         Measure(
-            *("excess_error", "Excess error", False),
-            methods=paper.VECTOR_METHODS,
-            defined_for=VECTOR_METHODS,
+            *("accuracy", "Accuracy", True),
+            "Share of held-out states and rewards for which the method finds the best action; "
+            "higher is better.",
+            published=paper.ACCURACY,
+            floor="random",
+            limit=("accuracy_ceiling", "Ceiling"),
         ),
+        Measure(
+            *("regret", "Normalised regret", False),
+            "Value lost by the chosen actions, in standard deviations of the values; lower is "
+            "better.",
+            published=paper.REGRET,
+            floor="random",
+            limit=("regret_floor", "Floor"),
+        ),
+        Measure(
+            *("effect_nmse", "Effect NMSE", False),
+            "Squared error of the predicted effects as a share of their squared size; lower is "
+            "better, and predicting zero scores 1. The paper prints no interval, so its seeds are "
+            "assumed to vary as much as ours.",
+            predicts=_VECTORS,
+            published=paper.EFFECT_NMSE,
+            floor="zero",
+            limit=("noise_floor", "Noise floor"),
+        ),
+        Measure(
+            *("absolute_nmse", "Absolute-future NMSE", False),
+            "Squared error of the predicted future itself as a share of its squared size; lower "
+            "is better. The paper gives one range for both methods, on Cartpole and Reacher.",
+            predicts=("outcomes",),
+            published=paper.ABSOLUTE_NMSE,
+        ),
+        Measure(
+            *("correlation", "Correlation", True),
+            "Correlation of predicted with true advantages, each centred and scaled within a "
+            "state; higher is better. The paper reports one Reacher seed, which is assumed to vary "
+            "as much as ours.",
+            published=paper.CORRELATION,
+        ),
+        Measure("excess_error", "Excess error", False, predicts=_VECTORS),
         Measure("expected_accuracy", "Accuracy on expected effects", True),
         Measure("expected_regret", "Regret on expected effects", False),
         Measure("ceiling_share", "Share of ceiling", True),
     )
 }
+PUBLISHED = tuple(measure for measure in MEASURES.values() if measure.published)
+"""Scores for which the paper prints numbers."""
 
 
 def title_of(method: str) -> str:
-    """A method's name for people.
+    """A method's title for people.
 
     >>> title_of("world+effect")
     'World + effect'
     """
     base, _, conditioning = method.partition("+")
-    title = TITLES.get(base, base)
+    title = METHODS[base].title if base in METHODS else base
     return f"{title} + {conditioning}" if conditioning else title
 
 
 def titles_of(methods: Iterable[str]) -> str:
-    """Names of methods that share a place."""
+    """Titles of methods that share a place."""
     return " and ".join(map(title_of, methods))
 
 
 def lower(title: str) -> str:
-    """A title within a sentence."""
+    """A title as it is written within a sentence."""
     return title[:1].lower() + title[1:]
 
 
 def domain_title(domain: str) -> str:
-    """A domain's name as in the paper, or its own."""
+    """A domain's name in the paper, or its own."""
     return paper.DOMAINS.get(domain, domain)
 
 
 def score(
     results: Results, domain: str, method: str, key: str, seeds: Sequence[int] | None = None
 ) -> Estimate | None:
-    """A method's mean over seeds; None where it did not run or can have no such score."""
+    """A method's mean over seeds; None if it did not run or cannot have this score."""
     values = results.values(domain, method, key)
-    values = {seed: value for seed, value in values.items() if seeds is None or seed in seeds}
-    allowed = MEASURES[key].defined_for
-    if not values or (allowed and method.partition("+")[0] not in allowed):
-        return None
-    return estimate(values.values())
+    kept = [value for seed, value in values.items() if seeds is None or seed in seeds]
+    return estimate(kept) if kept and MEASURES[key].defined_for(method) else None
 
 
 def difference(results: Results, domain: str, key: str, one: str, other: str) -> Estimate | None:
-    """Mean difference of two methods over the seeds that both have."""
+    """Mean difference between two methods over the seeds that both have."""
     mine, theirs = (results.values(domain, method, key) for method in (one, other))
     common = sorted(set(mine) & set(theirs))
     return estimate(mine[seed] - theirs[seed] for seed in common) if common else None
 
 
-def ranking(
-    results: Results, domain: str, key: str, seeds: Sequence[int] | None = None
-) -> list[str]:
-    """The paper's learned methods that have the score, the best first."""
-    measure = MEASURES[key]
+def _means(
+    results: Results, domain: str, key: str, seeds: Sequence[int] | None
+) -> dict[str, float]:
+    """Defined means of the paper's methods, best first."""
     means = {
-        method: -ours.mean if measure.higher_is_better else ours.mean
-        for method in measure.methods
+        method: ours.mean
+        for method in MEASURES[key].methods
         if (ours := score(results, domain, method, key, seeds)) and not math.isnan(ours.mean)
     }
-    return sorted(means, key=lambda method: means[method])
+    sign = -1 if MEASURES[key].higher_is_better else 1
+    return dict(sorted(means.items(), key=lambda item: sign * item[1]))
+
+
+def ranking(results: Results, domain: str, key: str) -> list[str]:
+    """The paper's learned methods that have the score, best first."""
+    return list(_means(results, domain, key, None))
 
 
 def best(results: Results, domain: str, key: str, seeds: Sequence[int] | None = None) -> list[str]:
-    """The learned methods with the best mean; several where they tie exactly."""
-    ranked = ranking(results, domain, key, seeds)
-    means = {m: ours.mean for m in ranked if (ours := score(results, domain, m, key, seeds))}
-    return [method for method in ranked if means[method] == means[ranked[0]]]
+    """The learned method of the paper with the best mean, or several if they tie exactly."""
+    means = _means(results, domain, key, seeds)
+    return [method for method, mean in means.items() if mean == next(iter(means.values()))]
 
 
 def against_paper(
@@ -195,7 +174,7 @@ def against_paper(
     interval: str = "normal",
     seeds: Sequence[int] | None = None,
 ) -> str:
-    """`agrees`, `better` or `worse` than the paper; empty where there is nothing to compare."""
+    """`agrees`, `better` or `worse` than the paper; empty if there is nothing to compare."""
     ours = score(results, domain, method, measure.key, seeds)
     theirs = measure.published.get((domain, method))
     if ours is None or theirs is None:

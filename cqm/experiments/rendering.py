@@ -1,26 +1,27 @@
-"""Tables as values, and as Markdown and LaTeX."""
+"""A table as a value, and as Markdown, LaTeX and CSV."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
 
 from cqm.experiments.intervals import Estimate
-from cqm.experiments.results import Row
+from cqm.experiments.results import Row, write_csv
+from cqm.storage import write_pieces
 
 MARKS = {"": "", "agrees": "≈", "better": "▲", "worse": "▼"}
-_LATEX_MARKS = {
-    "": "",
-    "agrees": r"$\approx$",
-    "better": r"$\blacktriangle$",
-    "worse": r"$\blacktriangledown$",
-}
+Section = Literal["paper", "beyond", "logs"]
+"""Where a table belongs: the paper's results, what goes beyond them, or the study of logs."""
 _LATEX = {
     **{character: f"\\{character}" for character in "&%$#_{}"},
     "\\": r"\textbackslash{}",
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
+    "“": "``",
+    "”": "''",
     "±": r"$\pm$",
     "−": "$-$",
     "–": "--",
@@ -33,13 +34,13 @@ _LATEX = {
 
 @dataclass(frozen=True)
 class Cell:
-    """What stands in a table."""
+    """The content of one cell of a table."""
 
     text: str
     value: float = math.nan
-    """To sort by; NaN for words."""
+    """Number to sort by; NaN for words."""
     mark: str = ""
-    """Against the paper: `agrees`, `better`, `worse` or nothing."""
+    """Comparison with the paper: `agrees`, `better`, `worse` or empty."""
     bold: bool = False
 
 
@@ -49,7 +50,7 @@ CellRow = tuple[Cell, ...]
 def estimate_cell(
     ours: Estimate | None, *, mark: str = "", bold: bool = False, sign: str = ""
 ) -> Cell:
-    """A mean over seeds with half its interval, or a dash where there is none."""
+    """A mean over seeds with the half-width of its interval, or a dash if there is no mean."""
     if ours is None:
         return Cell("—")
     text = with_interval(ours.mean, ours.half_width(), sign=sign)
@@ -58,22 +59,24 @@ def estimate_cell(
 
 @dataclass(frozen=True)
 class Table:
-    """A table with what it needs to be understood alone."""
+    """A table with everything needed to understand it on its own."""
 
     name: str
+    """Name of its files and its anchor on the page."""
     title: str
     caption: str
     header: tuple[str, ...]
     groups: tuple[tuple[CellRow, ...], ...]
-    """Rows that stay together when sorted."""
-    notes: tuple[str, ...]
-    """What holds for this table."""
+    """Rows in groups that stay together when sorted."""
     records: tuple[Row, ...]
-    """The same figures unrounded, one row for each."""
-    num_labels: int
-    """Leading columns that hold words."""
+    """The same numbers unrounded, one record per number."""
+    num_labels: int = 2
+    """Number of leading columns that hold words."""
+    section: Section = "paper"
     legend: str = ""
-    """How the cells are read, which may be the same for several tables."""
+    """How to read the cells, which may be the same for several tables."""
+    notes: tuple[str, ...] = ()
+    """Remarks on this table alone."""
 
     @property
     def rows(self) -> Iterator[CellRow]:
@@ -82,15 +85,15 @@ class Table:
 
 
 def number(value: float, scale: float | None = None, *, sign: str = "") -> str:
-    """With four decimals as in the paper, or more where less than two digits would be left.
+    """A number with four decimals as in the paper, or more to show at least two digits.
 
     >>> number(0.95531), number(0.0000071), number(0.0), number(1234.5)
     ('0.9553', '0.0000071', '0.0000', '1234')
 
     Args:
         value: The number.
-        scale: Its decimals suit this one; itself if not given.
-        sign: `+` to show it always.
+        scale: Number that determines the decimals; by default the number itself.
+        sign: `+` to show the sign of positive numbers too.
     """
     size = abs(value if scale is None else scale)
     if not math.isfinite(value):
@@ -106,7 +109,7 @@ def number(value: float, scale: float | None = None, *, sign: str = "") -> str:
 
 
 def with_interval(mean: float, half_width: float, *, sign: str = "") -> str:
-    """A mean and half its interval, which may be NaN for none; exact figures have none either.
+    """A mean with the half-width of its interval, which is left out if it is NaN or 0.
 
     >>> with_interval(0.95531, 0.029), with_interval(0.5, float("nan"))
     ('0.9553 ± 0.0290', '0.5000')
@@ -117,8 +120,17 @@ def with_interval(mean: float, half_width: float, *, sign: str = "") -> str:
     return f"{number(mean, scale, sign=sign)} ± {number(half_width, scale)}"
 
 
+def write_tables(tables: Iterable[Table], directory: str | Path) -> None:
+    """Write each table as Markdown, CSV and LaTeX into `tables/` of a run's directory."""
+    for table in tables:
+        path = Path(directory) / "tables" / table.name
+        write_pieces(path.with_suffix(".md"), [markdown(table).encode()])
+        write_pieces(path.with_suffix(".tex"), [latex(table).encode()])
+        write_csv(path.with_suffix(".csv"), table.records, table.records[0])
+
+
 def markdown(table: Table) -> str:
-    """A heading, the caption, the table and its notes."""
+    """A table with its heading, caption and notes as Markdown."""
     lines = [f"### {_plain(table.title)}", "", _plain(table.caption), ""]
     lines.append(_line(_plain(title) for title in table.header))
     lines.append(
@@ -139,7 +151,7 @@ def markdown(table: Table) -> str:
 
 
 def latex(table: Table) -> str:
-    """A `table` environment as wide as the text; needs booktabs, amssymb and graphicx."""
+    """A LaTeX `table` as wide as the text; needs booktabs, amssymb and graphicx."""
     words = " ".join(filter(None, (table.caption, table.legend, *table.notes)))
     columns = "l" * table.num_labels + "r" * (len(table.header) - table.num_labels)
     lines = [
@@ -153,7 +165,7 @@ def latex(table: Table) -> str:
         f"    {' & '.join(map(_tex, table.header))} \\\\",
     ]
     for group in table.groups:
-        # Single rows stand together; groups of rows are set apart.
+        # Groups of several rows are set apart by a line.
         if len(group) > 1 or group is table.groups[0]:
             lines.append("    \\midrule")
         for row in group:
@@ -167,7 +179,7 @@ def _line(cells: Iterable[str]) -> str:
 
 
 def _plain(text: str) -> str:
-    """Safe in a Markdown table."""
+    """Text that is safe in a Markdown table."""
     for character in "\\|*_<>`":
         text = text.replace(character, "\\" + character)
     return " ".join(text.split())
@@ -181,4 +193,4 @@ def _tex_cell(cell: Cell) -> str:
     text = _tex(cell.text)
     if cell.bold and text:
         text = f"\\textbf{{{text}}}"
-    return f"{text} {_LATEX_MARKS[cell.mark]}".strip()
+    return f"{text} {_tex(MARKS[cell.mark])}".strip()

@@ -1,25 +1,21 @@
-"""The page: verdict, tables, figures, and how the run was made."""
+"""The HTML page of a run: verdict, tables, figures, and how the run was made."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from importlib.resources import files
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
 from cqm.experiments.drawing import Picture
-from cqm.experiments.figures import make_figures
 from cqm.experiments.measures import domain_title, title_of
 from cqm.experiments.protocol import PRESETS, preset
-from cqm.experiments.rendering import MARKS, Cell, Table
+from cqm.experiments.rendering import MARKS, Cell, CellRow, Section, Table
 from cqm.experiments.report.verdict import Card, cards, verdict
-from cqm.experiments.results import Results, load
-from cqm.experiments.tables import make_tables
-from cqm.storage import write_pieces
+from cqm.experiments.results import Results
 
 PARTS = ("physics", "compilation", "training", "evaluation", "rest")
 _MEANING = {
@@ -27,46 +23,27 @@ _MEANING = {
     "better": "better than the paper",
     "worse": "worse than the paper",
 }
-_KINDS = {
-    "score": "Scores against what can be reached",
-    "alignment": "Alignment of advantages",
-    "regret": "Distribution of regret",
-    "curves": "Learning",
-    "spectrum": "What limits the models: noise, rank and conditioning",
-    "diagnosis": "What limits the models: noise, rank and conditioning",
-    "ordinary": "Error against what it costs",
-}
 
 
-def write_report(directory: str | Path) -> Path:
-    """Write `report.html` from the results in a directory; returns its path.
+def render(results: Results, tables: Sequence[Table], pictures: Sequence[Picture]) -> str:
+    """The page as HTML that needs no network and no other file; all data is escaped."""
 
-    The page needs nothing else: no network, no other file.
-    """
-    directory = Path(directory)
-    path = directory / "report.html"
-    write_pieces(path, [render(load(directory)).encode()])
-    return path
+    def shown(section: Section) -> str:
+        return "".join(_tables([table for table in tables if table.section == section]))
 
+    def drawn(section: Section) -> str:
+        return "".join(_figures(picture for picture in pictures if picture.section == section))
 
-def render(results: Results) -> str:
-    """The page as HTML; everything that comes from data is escaped."""
-    tables = make_tables(results)
-    logged = [table for table in tables if table.name in ("ordinary", "choosing")]
-    beyond = [table for table in tables if table.title.startswith("Beyond the paper")]
-    own = [table for table in tables if table not in logged and table not in beyond]
-    pictures = make_figures(results)
-    ordinary = [picture for picture in pictures if picture.kind == "ordinary"]
     what = "effects from logs against branched truth"
     if results.scores:
         preset = str(results.run.get("preset", "unnamed"))
-        what = f"the paper's benchmark, preset {preset}, beside the paper's own figures"
+        what = f"the paper's benchmark, preset {preset}, next to the paper's own results"
     sections = {
         "verdict": ("Verdict", _verdict(results)),
-        "tables": ("Tables", "".join(_tables(own))),
-        "figures": ("Figures", "".join(_figures(p for p in pictures if p not in ordinary))),
-        "beyond": ("Beyond the paper", "".join(_tables(beyond))),
-        "logs": ("From logs", "".join([*_figures(ordinary), *_tables(logged)])),
+        "tables": ("Tables", shown("paper")),
+        "figures": ("Figures", drawn("paper")),
+        "beyond": ("Beyond the paper", drawn("beyond") + shown("beyond")),
+        "logs": ("From logs", drawn("logs") + shown("logs")),
         "run": ("The run", "".join(_run(results))),
     }
     sections = {name: section for name, section in sections.items() if section[1]}
@@ -135,14 +112,14 @@ def _card(card: Card) -> str:
 
 
 def _tables(tables: list[Table]) -> Iterator[str]:
-    """Tables, after what tells how to read them."""
+    """Tables, after the legends that tell how to read them."""
     legends = dict.fromkeys(table.legend for table in tables if table.legend)
     yield "".join(f"<p>{escape(legend)}</p>" for legend in legends)
     yield from map(_table, tables)
 
 
 def _table(table: Table) -> str:
-    """A table in a box of its own, which scrolls on narrow screens; headers sort it."""
+    """A table in its own box, which scrolls on narrow screens; clicking a header sorts it."""
     head = "".join(
         f'<th scope="col"{_align(i, table)} aria-sort="none">'
         + (f'<button type="button">{escape(title)}</button>' if title else "")
@@ -151,18 +128,16 @@ def _table(table: Table) -> str:
     )
     body = "".join(_group(group, table) for group in table.groups)
     notes = "".join(f"<p>{escape(note)}</p>" for note in table.notes)
-    title = escape(table.title.removeprefix("Beyond the paper, "))
-    title = title[:1].upper() + title[1:]
     return (
-        f'<h3 id="table-{table.name}">{title}</h3><p>{escape(table.caption)}</p>'
+        f'<h3 id="table-{table.name}">{escape(table.title)}</h3><p>{escape(table.caption)}</p>'
         f'<div class="scroll" role="region" tabindex="0" aria-labelledby="table-{table.name}">'
         f"<table><thead><tr>{head}</tr></thead>{body}</table></div>"
         f'<div class="notes">{notes}</div>'
     )
 
 
-def _group(group: tuple[tuple[Cell, ...], ...], table: Table) -> str:
-    """Rows that stay together; the first cell, if the rest leave it empty, stands for all."""
+def _group(group: tuple[CellRow, ...], table: Table) -> str:
+    """Rows that stay together; a first cell that the other rows leave empty spans them all."""
     spans = len(group) > 1 and all(not row[0].text for row in group[1:])
     rows = ""
     for number, row in enumerate(group):
@@ -187,7 +162,7 @@ def _cell(cell: Cell, column: int, table: Table) -> str:
         text += f'<i class="{cell.mark}" title="{meaning}" role="img" aria-label="{meaning}">'
         text += f"{MARKS[cell.mark]}</i>"
     elif column >= table.num_labels and any(row[column].mark for row in table.rows):
-        text += "<i></i>"  # figures stand below each other
+        text += "<i></i>"  # keeps the numbers of a column aligned
     value = "" if math.isnan(cell.value) else f' data-value="{cell.value!r}"'
     return f"<td{_align(column, table)}{value}>{text}</td>"
 
@@ -197,10 +172,10 @@ def _align(column: int, table: Table) -> str:
 
 
 def _figures(pictures: Iterable[Picture]) -> Iterator[str]:
-    for heading, group in groupby(pictures, key=lambda picture: _KINDS[picture.kind]):
+    for heading, group in groupby(pictures, key=lambda picture: picture.heading):
         shown = list(group)
         reading = " ".join(dict.fromkeys(picture.reading for picture in shown))
-        yield f"<h3>{heading}</h3><p>{escape(reading)}</p><div class='figures'>"
+        yield f"<h3>{escape(heading)}</h3><p>{escape(reading)}</p><div class='figures'>"
         for picture in shown:
             svg = picture.svg.replace(' xmlns="http://www.w3.org/2000/svg"', "", 1)
             label = escape(f"{heading}, {picture.title}. {picture.caption}")
@@ -213,18 +188,18 @@ def _figures(pictures: Iterable[Picture]) -> Iterator[str]:
 def _run(results: Results) -> Iterator[str]:
     run, study = results.run, results.study
     commands = [str(c) for part in (run, study) for c in part.get("commands", ())]
-    yield f"<h3>How to run it again</h3><pre><code>{escape(chr(10).join(commands))}</code></pre>"
-    yield "<p>A run that was stopped goes on where it was. This page is made again from the saved "
-    yield "results, without training, by <code>cqm report</code> with their directory.</p>"
+    yield f"<h3>How to rerun it</h3><pre><code>{escape(chr(10).join(commands))}</code></pre>"
+    yield "<p>Rerun a command to resume it. <code>cqm report DIRECTORY</code> rebuilds this page "
+    yield "from the saved results, without training.</p>"
     if missing := _missing(results):
-        yield f"<p>Of this preset there is not yet: {escape(missing)}.</p>"
+        yield f"<p>Not finished yet in this preset: {escape(missing)}.</p>"
     if results.failed:
-        yield "<h3>Jobs that failed</h3><div class='scroll' tabindex='0' role='region' "
-        yield "aria-label='Jobs that failed'><table><thead><tr><th>Domain</th><th>Seed</th>"
+        yield "<h3>Failed jobs</h3><div class='scroll' tabindex='0' role='region' "
+        yield "aria-label='Failed jobs'><table><thead><tr><th>Domain</th><th>Seed</th>"
         yield "<th>Method</th><th>Error</th></tr></thead><tbody>"
         for job in results.failed:
             method = title_of(str(job.get("method", "")))
-            if "behaviour" in job:  # of the study of logs
+            if "behaviour" in job:  # a setting of the study of logs
                 method = f"{job['behaviour']} logs, nuisance {job.get('nuisance')}"
             words = (
                 domain_title(str(job.get("domain", ""))),
@@ -250,7 +225,7 @@ def _run(results: Results) -> Iterator[str]:
 
 
 def _missing(results: Results) -> str:
-    """Methods of the preset without a score, with the number of their jobs."""
+    """Methods of the preset that lack scores, with the number of jobs left."""
     if not results.scores or results.run.get("preset") not in PRESETS:
         return ""
     done = {(row["domain"], row["seed"], row["method"]) for row in results.scores}
@@ -260,13 +235,15 @@ def _missing(results: Results) -> str:
         for job in jobs
         if job.method != "ceilings" and (job.domain, job.seed, job.method) not in done
     )
-    return ", ".join(f"{name} ({num} of its jobs)" for name, num in left.items())
+    return ", ".join(
+        f"{name} ({num} {'job' if num == 1 else 'jobs'})" for name, num in left.items()
+    )
 
 
 def _times(times: dict[str, Any]) -> Iterator[str]:
     total = math.fsum(times.get(part, 0.0) for part in PARTS)
     if not total:
-        yield "<p>The times of this run were not kept with its results.</p>"
+        yield "<p>The timings of this run were not kept with its results.</p>"
         return
     yield '<div class="split" aria-hidden="true">'
     yield "".join(
@@ -277,11 +254,11 @@ def _times(times: dict[str, Any]) -> Iterator[str]:
         seconds = times.get(part, 0.0)
         yield f'<li><i class="{part}"></i>{part} <b>{seconds / total:.1%}</b> '
         yield f"<span>{_duration(seconds)}</span></li>"
-    yield f"</ul><p>Of the last call, which did {len(times.get('jobs', ()))} jobs: "
-    yield f"{_duration(total)} of work"
+    yield f"</ul><p>The last call did {len(times.get('jobs', ()))} jobs in {_duration(total)} of "
+    yield "core time"
     if times.get("wall"):
-        yield f", in {_duration(times['wall'])} by the clock"
-    yield ". Physics is the collection of branches, with loading worlds and writing files.</p>"
+        yield f", {_duration(times['wall'])} by the clock"
+    yield ". Physics is collecting branches, including loading worlds and writing files.</p>"
 
 
 def _duration(seconds: float) -> str:
@@ -292,7 +269,7 @@ def _duration(seconds: float) -> str:
 
 
 def _flat(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
-    """Nested settings as lines: the path of names, and the value."""
+    """Nested settings as pairs of a dotted name and a value."""
     if isinstance(value, dict):
         for key, inner in value.items():
             yield from _flat(inner, f"{name}.{key}" if name else str(key))

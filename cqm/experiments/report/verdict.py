@@ -1,4 +1,4 @@
-"""What a run shows, in plain words computed from its results."""
+"""What a run shows, in sentences computed from its results."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from cqm.experiments.measures import (
 )
 from cqm.experiments.rendering import number
 from cqm.experiments.results import Results
-from cqm.experiments.studies.logs_views import ordinary_verdict
+from cqm.experiments.studies import logs_views
 
 
 @dataclass(frozen=True)
@@ -36,12 +36,13 @@ class Card:
     accuracy: float
     ceiling: float
     share: float
-    """Of the way from chance to the ceiling; NaN where it is unknown."""
+    """Where the accuracy lies between chance (0) and the ceiling (1); NaN if unknown."""
     agreement: str
+    """How many of the paper's numbers are met."""
 
 
 def verdict(results: Results) -> list[str]:
-    """Sentences from the most to the least important; those without data are left out."""
+    """Sentences, the most important first; those without data are left out."""
     sentences = [
         smaller(results),
         winners(results),
@@ -50,14 +51,14 @@ def verdict(results: Results) -> list[str]:
         _walker(results),
         _default(results),
         _conditioned(results),
-        ordinary_verdict(results),
+        logs_views.verdict(results),
         failures(results),
     ]
     return [sentence for sentence in sentences if sentence]
 
 
 def cards(results: Results) -> list[Card]:
-    """One for each domain in which a method of the paper has finished."""
+    """One card per domain in which a method of the paper has finished."""
     made = []
     for domain in results.domains:
         if leaders := best(results, domain, "accuracy"):
@@ -71,7 +72,7 @@ def cards(results: Results) -> list[Card]:
                     accuracy=accuracy.mean if accuracy else math.nan,
                     ceiling=results.ceiling(domain, "accuracy_ceiling")[0],
                     share=share.mean if share else math.nan,
-                    agreement=f"{counts['agrees']} of {counts.total()} figures agree"
+                    agreement=f"{counts['agrees']} of {counts.total()} published numbers agree"
                     if counts.total()
                     else "",
                 )
@@ -80,7 +81,7 @@ def cards(results: Results) -> list[Card]:
 
 
 def smaller(results: Results) -> str:
-    """What the run has less of than the paper's experiment; empty if nothing."""
+    """In what the run is smaller than the paper's experiment; empty if in nothing."""
     protocol = results.run.get("protocol", {})
     has = {**protocol.get("training", {}), **protocol}
     names = {"states": "training states", "test_states": "test states", "updates": "updates"}
@@ -95,12 +96,12 @@ def smaller(results: Results) -> str:
         return ""
     return (
         f"This run is smaller than the paper's experiment: {_list(less)}. "
-        "It shows how the methods compare; differences from the paper's figures are to be expected."
+        "It shows how the methods compare; expect differences from the paper's numbers."
     )
 
 
 def winners(results: Results) -> str:
-    """Which of the paper's methods is best where, and whether by more than chance."""
+    """Which of the paper's methods is best in which domain, and whether by more than chance."""
     domains = [domain for domain in results.domains if ranking(results, domain, "accuracy")]
     if not domains:
         return ""
@@ -122,14 +123,15 @@ def winners(results: Results) -> str:
     if names := _published_winners(domains):
         text += f" In the paper it is {_list(names)}."
     if len(results.seeds) < 2:
-        return f"{text} With one seed it cannot be said whether a lead is chance."
+        return f"{text} With one seed, a lead may be chance."
     if not clear:
-        return f"{text} No lead over the second is larger than its Student-t interval."
-    return f"{text} Leads over the second that exceed their Student-t intervals: {_list(clear)}."
+        return f"{text} No lead over the runner-up exceeds its Student-t interval."
+    text += " Leads over the runner-up that exceed their Student-t intervals: "
+    return f"{text}{_list(clear)}."
 
 
 def _published_winners(domains: Iterable[str]) -> list[str]:
-    """Who is most accurate in the paper in any of the domains."""
+    """The most accurate methods in the paper on these domains."""
     first = [
         max(paper.METHODS, key=lambda method: paper.ACCURACY[domain, method].value)
         for domain in domains
@@ -139,7 +141,7 @@ def _published_winners(domains: Iterable[str]) -> list[str]:
 
 
 def agreement(results: Results) -> str:
-    """How many of the paper's figures are met, and where ours is worse."""
+    """How many of the paper's numbers are met, and where ours are worse."""
     parts, worse = [], []
     for measure in PUBLISHED:
         counts = _against_paper(results, results.domains, [measure.key])
@@ -153,16 +155,17 @@ def agreement(results: Results) -> str:
         ]
     if not parts:
         return ""
-    how = "intervals overlap" if len(results.seeds) > 1 else "ours lies within the paper's interval"
-    text = f"Figures that agree with the paper ({how}): {_list(parts)}."
-    allowed = "by more than the intervals" if len(results.seeds) > 1 else "beyond its interval"
+    several = len(results.seeds) > 1
+    how = "overlapping intervals" if several else "ours within the paper's interval"
+    text = f"Agreement with the paper ({how}): {_list(parts)}."
+    allowed = "the intervals" if several else "the paper's interval"
     if worse:
-        return f"{text} Less accurate than the paper {allowed}: {_list(worse)}."
-    return f"{text} No method is less accurate than in the paper {allowed}."
+        return f"{text} Less accurate than in the paper by more than {allowed}: {_list(worse)}."
+    return f"{text} No method is less accurate than in the paper by more than {allowed}."
 
 
 def reached(results: Results) -> str:
-    """How much of what could be reached the best method gets."""
+    """How close the best of the paper's methods comes to the ceiling."""
     shares = []
     for domain in results.domains:
         for leader in ranking(results, domain, "accuracy")[:1]:
@@ -171,7 +174,7 @@ def reached(results: Results) -> str:
                 shares.append(f"{share.mean:.0%} on {domain_title(domain)}")
     if not shares:
         return ""
-    return f"Of the way from chance to the ceiling, the best of them goes {_list(shares)}."
+    return f"Of the way from chance to the ceiling, the best of these methods goes {_list(shares)}."
 
 
 def failures(results: Results) -> str:
@@ -196,11 +199,11 @@ def _default(results: Results) -> str:
             changes.append(f"{size} on {domain_title(domain)}")
     if not changes:
         return ""
-    return f"Beyond the paper, accuracy of the default model against CQM-B's: {_list(changes)}."
+    return f"Beyond the paper, the default model's accuracy minus CQM-B's: {_list(changes)}."
 
 
 def _conditioned(results: Results) -> str:
-    """Who wins where all of the paper's methods have conditioned input."""
+    """Which of the paper's methods is best when all of them have conditioned input."""
     won: dict[str, list[str]] = {}
     for domain in results.domains:
         means = {
@@ -215,8 +218,8 @@ def _conditioned(results: Results) -> str:
         return ""
     parts = [f"{method} in {_list(where)}" for method, where in won.items()]
     return (
-        "With the same conditioned input for every method (and CQM-B's output kept to the span of "
-        f"the effects), the most accurate is {_list(parts)}."
+        "With the same conditioned input for every method (and CQM-B's output restricted to the "
+        f"span of the effects), the most accurate is {_list(parts)}."
     )
 
 
@@ -235,5 +238,5 @@ def _against_paper(
 
 
 def _list(items: list[str], separator: str = " and ") -> str:
-    """Items as in a sentence."""
+    """Items joined as in a sentence."""
     return separator.join([", ".join(items[:-1]), items[-1]]) if len(items) > 1 else items[0]

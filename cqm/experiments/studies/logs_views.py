@@ -1,16 +1,17 @@
-"""Ordinary versus branched, shown: tables, figures and a verdict of the study of logs."""
+"""Tables, figures and a verdict of the study of logs: ordinary trajectories versus branches."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from matplotlib.ticker import LogLocator, NullFormatter
 from scipy import stats
 
-from cqm.experiments.drawing import COLOURS, INK, Picture, drawing, file_name, plain
+from cqm.experiments.drawing import INK, Picture, drawing, file_name, plain
 from cqm.experiments.intervals import Estimate, estimate
 from cqm.experiments.measures import domain_title
+from cqm.experiments.methods import METHODS
 from cqm.experiments.rendering import Cell, Table, estimate_cell, number
 from cqm.experiments.results import Results, Row
 
@@ -20,17 +21,17 @@ TITLES = {
     "residual-unweighted": "Residual, unweighted",
     "hindsight": "Hindsight",
 }
-READING = (
-    "Excess error against the number of rollouts that the simulator had to make: 0 is perfect, "
-    "dotted is predicting nothing. Values below one in a million are drawn there."
+_STYLES = {
+    "branched": (METHODS["cqm"].colour, "o-"),
+    "residual": (METHODS["direct"].colour, "s-"),
+    "residual-unweighted": (METHODS["sf"].colour, "v--"),
+    "hindsight": (METHODS["world"].colour, "D-."),
+}
+_READING = (
+    "Excess error against the number of simulated rollouts: 0 is perfect, the dotted line is "
+    "predicting zero. Values below one in a million are drawn at one in a million."
 )
 _LEAST = 1e-6
-_LOOKS = {
-    "branched": (COLOURS["cqm"], "o-"),
-    "residual": (COLOURS["direct"], "s-"),
-    "residual-unweighted": (COLOURS["sf"], "v--"),
-    "hindsight": (COLOURS["world"], "D-."),
-}
 
 
 @dataclass(frozen=True)
@@ -43,205 +44,190 @@ class Setting:
 
     @property
     def title(self) -> str:
-        """In words, without the domain."""
+        """The setting in words, without the domain."""
         words = f"nuisance {self.nuisance}" if self.nuisance else "no nuisance"
         return words if self.behaviour == "uniform" else f"{words}, by {self.behaviour}"
 
 
-def ordinary_tables(results: Results) -> list[Table]:
-    """Errors of every estimator, and what scores from logs alone make of them."""
+def tables(results: Results) -> list[Table]:
+    """Errors of every estimator, and how well scores from logs alone choose between them."""
     return [_errors(results), _choices(results)] if results.logs else []
 
 
-def ordinary_figures(results: Results) -> list[Picture]:
-    """Excess error against rollouts, a figure for each domain and a panel for each setting."""
+def figures(results: Results) -> list[Picture]:
+    """Excess error against rollouts, one figure per domain with one panel per setting."""
     return [_figure(results, d) for d in dict.fromkeys(row["domain"] for row in results.logs)]
 
 
-def ordinary_verdict(results: Results) -> str:
-    """How far logs get, in words; empty without the study."""
+def verdict(results: Results) -> str:
+    """How accurate effects from logs are, in words; empty without the study."""
     parts = []
-    most = max((row["trajectories"] for row in results.logs), default=0)
     for setting in _settings(results):
         if setting.nuisance and setting.behaviour == "uniform":
-            errors = {n: _mean(results, setting, n, most, "excess_error") for n in TITLES}
-            logged = [name for name, error in errors.items() if error and name != "branched"]
+            errors = _last_errors(results, setting)
+            logged = [name for name in errors if name != "branched"]
             if logged:
-                first = min(logged, key=lambda name: _value(errors[name]))
-                text = f"{_digits(errors[first])} on {domain_title(setting.domain)} by "
+                first = min(logged, key=lambda name: errors[name].mean)
+                text = f"{_digits(errors[first])} on {domain_title(setting.domain)} with "
                 text += TITLES[first].lower()
-                if errors["branched"]:
+                if "branched" in errors:
                     text += f" ({_digits(errors['branched'])})"
                 parts.append(text)
     if not parts:
         return ""
     return (
-        f"From {most:,} ordinary trajectories with the nuisance, the least excess error (1 is "
-        f"predicting nothing; in brackets, from as many branched rollouts) is {'; '.join(parts)}."
+        f"From {_numbers(results)[-1]:,} ordinary trajectories with the nuisance, the lowest excess"
+        " error (1 is predicting zero; in brackets, from branches at the same simulator cost) is "
+        f"{'; '.join(parts)}."
     )
 
 
 def _settings(results: Results) -> list[Setting]:
-    return list(
-        dict.fromkeys(
-            Setting(row["domain"], row["nuisance"], row["behaviour"]) for row in results.logs
-        )
-    )
+    rows = ((row["domain"], row["nuisance"], row["behaviour"]) for row in results.logs)
+    return [Setting(*row) for row in dict.fromkeys(rows)]
 
 
-def _rows(results: Results, setting: Setting, trajectories: int) -> list[Row]:
-    wanted = (setting.domain, setting.nuisance, setting.behaviour, trajectories)
-    keys = ("domain", "nuisance", "behaviour", "trajectories")
-    return [row for row in results.logs if tuple(row[key] for key in keys) == wanted]
+def _numbers(results: Results) -> list[int]:
+    """Numbers of trajectories, in increasing order."""
+    return sorted({row["trajectories"] for row in results.logs})
+
+
+def _rows(results: Results, setting: Setting, num: int) -> list[Row]:
+    wanted = {**asdict(setting), "trajectories": num}
+    return [row for row in results.logs if wanted.items() <= row.items()]
 
 
 def _mean(
-    results: Results, setting: Setting, estimator: str, trajectories: int, key: str
+    results: Results, setting: Setting, estimator: str, num: int, key: str = "excess_error"
 ) -> Estimate | None:
-    rows = _rows(results, setting, trajectories)
+    rows = _rows(results, setting, num)
     values = [row[key] for row in rows if row["estimator"] == estimator]
     return estimate(values) if values else None
 
 
-def _value(error: Estimate | None) -> float:
-    return error.mean if error else math.nan
+def _last_errors(results: Results, setting: Setting) -> dict[str, Estimate]:
+    """Excess error of each estimator that ran, with the most trajectories."""
+    most = _numbers(results)[-1]
+    return {n: error for n in TITLES if (error := _mean(results, setting, n, most))}
 
 
-def _digits(error: Estimate | None) -> str:
-    """Two significant digits; what is below zero by chance is zero."""
-    value = max(_value(error), 0.0)
+def _digits(error: Estimate) -> str:
+    """Two significant digits; values below zero by chance count as zero."""
+    value = max(error.mean, 0.0)
     return f"{value:.{max(1 - math.floor(math.log10(value)), 0)}f}" if value >= _LEAST else "0"
 
 
 def _errors(results: Results) -> Table:
-    numbers = sorted({row["trajectories"] for row in results.logs})
+    numbers = _numbers(results)
     names = [name for name in TITLES if any(row["estimator"] == name for row in results.logs)]
     scores = {"effect_nmse": "Effect NMSE", "noise_floor": "Noise floor"}
-    scores |= {"accuracy": "Accuracy", "regret": "Regret"}
+    scores |= {"accuracy": "Accuracy", "regret_share": "Regret share"}
     groups = []
     for setting in _settings(results):
-        last = {n: _value(_mean(results, setting, n, numbers[-1], "excess_error")) for n in names}
-        logged = {name: error for name, error in last.items() if name != "branched"}
+        last = _last_errors(results, setting)
+        logged = {name: error.mean for name, error in last.items() if name != "branched"}
         first = min(logged, key=logged.__getitem__, default="")
-        groups.append(
-            tuple(
-                (
-                    Cell(domain_title(setting.domain) if i == 0 else ""),
-                    Cell(setting.title if i == 0 else ""),
-                    Cell(TITLES[name]),
-                    *(
-                        estimate_cell(
-                            _mean(results, setting, name, num, "excess_error"),
-                            bold=name == first and num == numbers[-1],
-                        )
-                        for num in numbers
-                    ),
-                    *(
-                        estimate_cell(_mean(results, setting, name, numbers[-1], key))
-                        for key in scores
-                    ),
+        rows = []
+        for i, name in enumerate(names):
+            words = (domain_title(setting.domain), setting.title) if i == 0 else ("", "")
+            errors = [
+                estimate_cell(
+                    _mean(results, setting, name, num), bold=name == first and num == numbers[-1]
                 )
-                for i, name in enumerate(names)
-            )
-        )
+                for num in numbers
+            ]
+            others = [
+                estimate_cell(_mean(results, setting, name, numbers[-1], key)) for key in scores
+            ]
+            rows.append((*map(Cell, (*words, TITLES[name])), *errors, *others))
+        groups.append(tuple(rows))
     seeds = sorted({row["seed"] for row in results.logs})
     plural = "Seed" if len(seeds) == 1 else "Means over seeds"
     return Table(
         name="ordinary",
-        title="Ordinary versus branched",
-        caption="Excess error of effects learned from ordinary trajectories and from branches "
-        "that cost the simulator as many rollouts, by the number of rollouts; the other scores are "
-        f"those at {numbers[-1]:,}. Truth is branched under the behaviour of the logs, which draws "
-        "actions evenly or, where it says so, by the state.",
+        title="Ordinary trajectories versus branches",
+        caption="Excess error of effects learned from ordinary trajectories, and from branches "
+        "that cost the simulator the same number of rollouts, by number of rollouts; the other "
+        f"scores are at {numbers[-1]:,}. The truth is branched under the behaviour of the logs, "
+        "which chooses actions uniformly or, where marked “by state”, depending on the state.",
         header=(
             *("Domain", "Logs", "Estimator"),
             *(f"Excess error, {num:,}" for num in numbers),
             *scores.values(),
         ),
         groups=tuple(groups),
-        legend="Excess error: squared error against expected effects as a share of their size; 0 "
-        "is perfect, 1 is predicting nothing. Noise floor: the NMSE of a perfect model. Accuracy "
-        "and regret are against expected effects, regret as a share of what is at stake. "
-        "Bold: the best without branches.",
+        legend="Excess error: squared error against the expected effects as a share of their "
+        "squared size; 0 is perfect, 1 is predicting zero. Noise floor: the effect NMSE of a "
+        "perfect model. Accuracy and regret are measured against expected effects; regret share "
+        "is the total regret as a share of what is at stake, the difference between the best and "
+        "the worst action. Bold: the best estimator without branches.",
         notes=(f"{plural} {', '.join(map(str, seeds))}.",),
         records=tuple(results.logs),
         num_labels=3,
+        section="logs",
     )
 
 
 def _choices(results: Results) -> Table:
-    """Which estimator held-out logs would have chosen, and how well they order all of them."""
-    numbers = sorted({row["trajectories"] for row in results.logs})
+    """Which estimator held-out logs would have chosen, and how well they rank all of them."""
     groups, records = [], []
     for setting in _settings(results):
-        orders: dict[str, list[float]] = {"r": [], "dr": []}
-        chosen: dict[str, list[float]] = {"r": [], "dr": [], "best": []}
-        for num in numbers:
+        values: dict[str, list[float]] = {}
+        for num in _numbers(results):
             rows = _rows(results, setting, num)
             for seed in sorted({row["seed"] for row in rows}):
                 own = [row for row in rows if row["seed"] == seed]
                 logged = [row for row in own if row["estimator"] != "branched"]
-                if len(logged) < 2:
-                    continue
-                for score, order in orders.items():
-                    key = f"{score}_score"
-                    order.append(_order(own, key))
-                    chosen[score].append(max(logged, key=lambda row: row[key])["excess_error"])
-                chosen["best"].append(min(row["excess_error"] for row in logged))
-        if not chosen["best"]:
-            continue
-        figures = {
-            "order_by_r_score": estimate(orders["r"]),
-            "order_by_dr_score": estimate(orders["dr"]),
-            "chosen_by_r_score": estimate(chosen["r"]),
-            "chosen_by_dr_score": estimate(chosen["dr"]),
-            "best": estimate(chosen["best"]),
-        }
-        cells = [Cell(number(ours.mean), ours.mean) for ours in figures.values()]
-        groups.append(((Cell(domain_title(setting.domain)), Cell(setting.title), *cells),))
-        where = {"domain": setting.domain, "nuisance": setting.nuisance}
-        where["behaviour"] = setting.behaviour
-        records.append({**where, **{name: ours.mean for name, ours in figures.items()}})
+                if len(logged) > 1:
+                    for name, value in _choice(own, logged).items():
+                        values.setdefault(name, []).append(value)
+        if values:
+            means = {name: estimate(own).mean for name, own in values.items()}
+            cells = [Cell(number(mean), mean) for mean in means.values()]
+            groups.append(((Cell(domain_title(setting.domain)), Cell(setting.title), *cells),))
+            records.append({**asdict(setting), **means})
     return Table(
         name="choosing",
-        title="Choosing an estimator without truth",
-        caption="How well scores of held-out logs order all estimators (Kendall's rank "
-        "correlation with the order of their excess errors: 1 is the same order), and the excess "
-        "error of the one they choose among those without branches. Means over numbers of "
+        title="Choosing an estimator without the truth",
+        caption="How well scores from held-out logs rank all estimators (Kendall's rank "
+        "correlation with the ranking by excess error; 1 is the same ranking), and the excess "
+        "error of the estimator they choose among those without branches. Means over numbers of "
         "trajectories and seeds.",
         header=(
-            *("Domain", "Logs", "Order by R-score", "by DR-score"),
-            *("Error of the R-score's choice", "of the DR-score's", "of the best"),
+            *("Domain", "Logs", "Ranking by R-score", "Ranking by DR-score"),
+            *("Error of the R-score's choice", "Error of the DR-score's choice", "Lowest error"),
         ),
         groups=tuple(groups),
-        notes=(),
         records=tuple(records),
-        num_labels=2,
+        section="logs",
     )
 
 
-def _order(rows: list[Row], key: str) -> float:
-    scores, quality = [row[key] for row in rows], [-row["excess_error"] for row in rows]
-    return float(stats.kendalltau(scores, quality).statistic)
+def _choice(rows: list[Row], logged: list[Row]) -> dict[str, float]:
+    """How each score of held-out logs ranks all estimators, and which of the logged it chooses."""
+    quality = [-row["excess_error"] for row in rows]
+    keys = ("r_score", "dr_score")
+    ranks = (stats.kendalltau([row[key] for row in rows], quality).statistic for key in keys)
+    chosen = (max(logged, key=lambda row: row[key])["excess_error"] for key in keys)
+    return {
+        **{f"order_by_{key}": float(rank) for key, rank in zip(keys, ranks, strict=True)},
+        **{f"chosen_by_{key}": error for key, error in zip(keys, chosen, strict=True)},
+        "best": min(row["excess_error"] for row in logged),
+    }
 
 
 def _figure(results: Results, domain: str) -> Picture:
     settings = [setting for setting in _settings(results) if setting.domain == domain]
-    name = file_name("ordinary", domain)
-    numbers = sorted({row["trajectories"] for row in results.logs})
+    name, numbers = file_name("ordinary", domain), _numbers(results)
     with drawing(name, 2.7) as (figure, svg):
         panels = figure.subplots(1, len(settings), squeeze=False, sharex=True, sharey=True)[0]
         for axes, setting in zip(panels, settings, strict=True):
-            for estimator, (colour, look) in _LOOKS.items():
-                points = {
-                    num: error.mean
-                    for num in numbers
-                    if (error := _mean(results, setting, estimator, num, "excess_error"))
-                }
+            for estimator, (colour, style) in _STYLES.items():
+                errors = {num: _mean(results, setting, estimator, num) for num in numbers}
+                points = {num: max(e.mean, _LEAST) for num, e in errors.items() if e}
                 if points:
-                    heights = [max(value, _LEAST) for value in points.values()]
-                    style = {"color": colour, "markersize": 3.5, "label": plain(TITLES[estimator])}
-                    axes.plot(list(points), heights, look, **style)
+                    look = {"color": colour, "markersize": 3.5, "label": plain(TITLES[estimator])}
+                    axes.plot(list(points), list(points.values()), style, **look)
             axes.axhline(1, color=INK, alpha=0.5, linewidth=0.9, linestyle=":")
             axes.set(xscale="log", yscale="log")
             axes.yaxis.set_major_locator(LogLocator(numticks=6))
@@ -251,11 +237,14 @@ def _figure(results: Results, domain: str) -> Picture:
             axes.set_xlabel("rollouts")
         panels[0].set_ylabel("excess error")
         figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
-    ends = {
-        estimator: error
-        for estimator in TITLES
-        if (error := _mean(results, settings[-1], estimator, numbers[-1], "excess_error"))
-    }
-    parts = ", ".join(f"{TITLES[name].lower()} {_digits(error)}" for name, error in ends.items())
-    text = f"From {numbers[-1]:,} rollouts, {settings[-1].title}: {parts}."
-    return Picture(name, domain_title(domain), text, READING, svg[0])
+    ends = _last_errors(results, settings[-1]).items()
+    parts = "; ".join(f"{TITLES[estimator].lower()} {_digits(error)}" for estimator, error in ends)
+    return Picture(
+        name=name,
+        title=domain_title(domain),
+        caption=f"With {numbers[-1]:,} rollouts ({settings[-1].title}): {parts}.",
+        heading="Error against simulator cost",
+        reading=_READING,
+        svg=svg[0],
+        section="logs",
+    )
