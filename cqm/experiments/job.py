@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import jax
 import numpy as np
@@ -15,13 +15,11 @@ from cqm import storage
 from cqm.branches.dataset import Branches
 from cqm.decisions import advantage
 from cqm.experiments import metrics
-from cqm.experiments.methods import Predictor, Task, method_of
-from cqm.experiments.protocol import Job, Protocol
+from cqm.experiments.methods import Method, Predictor, Task, method_of
+from cqm.experiments.protocol import CEILINGS, Job, Protocol
 from cqm.experiments.results import SCORES
-from cqm.models.preprocessing import Conditioning
 from cqm.quotient import center
 from cqm.worlds import reload_world
-from cqm.worlds.nuisance import NuisanceWorld
 
 
 def do_job(
@@ -29,26 +27,26 @@ def do_job(
 ) -> dict[str, Any]:
     """The record of a job: rows for each of the benchmark's CSV files, and where time went."""
     world = reload_world(sets["test"].world)
-    assert isinstance(world, NuisanceWorld)
     training, held_out = (
         world.mixed_weights(directions)
         for directions in protocol.rewards(len(world.native.feature_names))
     )
     clock = _Clock()
-    if job.method == "ceilings":
+    if job.method == CEILINGS:
         record = _ceilings(sets, held_out)
         return {**record, "seconds": clock.lap("evaluation").seconds}
+    method, conditioning = method_of(job.method)
     task = Task(
         branches=sets["training"],
         rewards=training,
         training=replace(protocol.training, seed=job.seed),
-        conditioning=cast(Conditioning, job.conditioning),
+        conditioning=conditioning,
         directory=directory,
         show_progress=False,
     )
-    predictor = method_of(job.method)[0].fit(task)
+    predictor = method.fit(task)
     clock.lap("training")
-    record = _scores(predictor, sets, held_out)
+    record = score(method, predictor, sets, held_out)
     record["curves"] = _curve(directory)
     return {**record, "seconds": clock.lap("evaluation").seconds}
 
@@ -70,9 +68,10 @@ def _ceilings(sets: Mapping[str, Branches], weights: np.ndarray) -> dict[str, An
     }
 
 
-def _scores(
-    predictor: Predictor, sets: Mapping[str, Branches], weights: np.ndarray
+def score(
+    method: Method, predictor: Predictor, sets: Mapping[str, Branches], weights: np.ndarray
 ) -> dict[str, Any]:
+    """Rows of a fitted method for the benchmark's CSV files, with held-out reward weights."""
     test, many = sets["test"], sets["ceiling"]
     outcomes, effects, draws = test.outcomes[:, 0], test.effects()[:, 0], many.effects()
     values, truth = advantage(outcomes, weights), advantage(effects, weights)
@@ -88,12 +87,12 @@ def _scores(
     if vectors is not None and vectors_of_many is not None:
         row["effect_nmse"] = metrics.nmse(center(vectors), effects)
         row["excess_error"] = metrics.excess_error(center(vectors_of_many), draws)
-        if predictor.absolute:
+        if method.predicts == "outcomes":
             row["absolute_nmse"] = metrics.nmse(vectors, outcomes)
     centres = (metrics.ALIGNMENT_EDGES[1:] + metrics.ALIGNMENT_EDGES[:-1]) / 2
     shares = metrics.regret_cdf(predicted, truth, values)
     return {
-        # A prediction that overflowed has no score, and is shown as undefined.
+        # A prediction that overflowed has no score; it is shown as undefined.
         "scores": [{name: x if np.isfinite(x) else None for name, x in row.items()}],
         "regret_cdf": [
             {"regret": float(regret), "share": share}
@@ -109,15 +108,15 @@ def _scores(
 def _predict(
     predictor: Predictor, branches: Branches, weights: np.ndarray
 ) -> tuple[np.ndarray | None, np.ndarray]:
-    """Predicted vectors, where the method has any, and scores `[n, queries, actions]`."""
-    vectors = predictor.outcomes(branches)
+    """Predicted vectors, if any, and scores `[n, queries, actions]`."""
+    vectors = predictor.vectors(branches)
     if vectors is None:
         return None, predictor.values(branches, weights)
     return vectors, advantage(vectors, weights)
 
 
 def _curve(directory: Path) -> list[dict[str, Any]]:
-    """How the loss went, from the checkpoint of the last part of a training."""
+    """The training loss by update, from the latest checkpoint."""
     paths = sorted(directory.glob("*.checkpoint.safetensors"), key=lambda p: p.stat().st_mtime_ns)
     if not paths:
         return []
@@ -130,7 +129,7 @@ def _curve(directory: Path) -> list[dict[str, Any]]:
 
 
 class _Clock:
-    """Seconds by what they went into; compilation is taken out of whatever caused it."""
+    """Seconds spent on each part; compilation counts as a part of its own."""
 
     def __init__(self) -> None:
         self.seconds = {"compilation": 0.0, "training": 0.0, "evaluation": 0.0}
@@ -145,7 +144,7 @@ class _Clock:
 
 
 class _Compilation:
-    """All seconds that this process spent in compiling."""
+    """Seconds that this process has spent compiling."""
 
     def __init__(self) -> None:
         self.seconds = 0.0

@@ -8,38 +8,31 @@ from typing import Any
 
 import numpy as np
 
+from cqm.experiments.methods import METHODS
 from cqm.models.training import Training
 
 DOMAINS = ("cartpole-swingup", "reacher-easy", "cheetah-run", "walker-walk")
-PAPER = ("cqm", "world", "sf", "direct", "task-td", "cocoa")
-LIMITS = ("oracle", "zero", "random")
+PAPER = tuple(name for name, method in METHODS.items() if method.in_paper)
+LIMITS = tuple(name for name, method in METHODS.items() if method.role == "limit")
+CEILINGS = "ceilings"
+"""The job that estimates the best achievable scores; it takes the place of a method."""
 SEEDS = (7, 8, 9, 10, 11)
 PRESETS = ("paper", "quick", "smoke")
-_REWARD_SEED = 0  # of the reward directions, which are the same for every seed of a run
+_REWARD_SEED = 0  # one set of reward directions for all seeds of a run
 
 
 @dataclass(frozen=True)
 class Job:
-    """One method on one domain with one seed; or `ceilings`, what could have been reached."""
+    """One method, or `ceilings`, on one domain with one seed."""
 
     domain: str
     seed: int
     method: str
 
-    @property
-    def base_method(self) -> str:
-        """The method without its conditioning: `world` of `world+effect`."""
-        return self.method.partition("+")[0]
-
-    @property
-    def conditioning(self) -> str:
-        """Of the input: `effect` of `world+effect`, and `none` where nothing is said."""
-        return self.method.partition("+")[2] or "none"
-
 
 @dataclass(frozen=True)
 class Stage:
-    """Methods and the seeds they run with; stages run one after the other."""
+    """Methods and the seeds they run with; stages run one after another."""
 
     methods: tuple[str, ...]
     seeds: tuple[int, ...]
@@ -64,7 +57,7 @@ class Protocol:
     training: Training = field(default_factory=Training)
 
     def jobs(self) -> list[Job]:
-        """In the order in which they run: stage by stage, what is known soonest first."""
+        """All jobs, stage by stage, so that the most important scores are known first."""
         return [
             Job(domain, seed, method)
             for stage in self.stages
@@ -79,7 +72,7 @@ class Protocol:
         seeds: Sequence[int] | None = None,
         methods: Sequence[str] | None = None,
     ) -> Protocol:
-        """Some domains, seeds and methods only; methods and seeds may also be new ones."""
+        """The protocol for some domains, seeds and methods; methods and seeds may be new ones."""
         protocol = self
         if domains is not None:
             unknown = sorted(set(domains) - set(DOMAINS))
@@ -88,7 +81,7 @@ class Protocol:
             protocol = replace(protocol, domains=tuple(d for d in DOMAINS if d in domains))
         stages = protocol.stages
         if methods is not None:
-            wanted = [*methods, "ceilings"]
+            wanted = [*methods, CEILINGS]
             stages = tuple(
                 Stage(tuple(m for m in stage.methods if m in wanted), stage.seeds)
                 for stage in stages
@@ -103,7 +96,7 @@ class Protocol:
         return replace(protocol, stages=stages)
 
     def branch_sets(self, seed: int) -> dict[str, dict[str, Any]]:
-        """Recipes of the branches that all methods of a seed share."""
+        """Recipes of the branches that all methods share, by name."""
         shared = {"horizon": self.horizon, "discount": self.discount}
         return {
             "training": {**shared, "states": self.states, "per_step": True, "seed": seed},
@@ -117,10 +110,10 @@ class Protocol:
         }
 
     def rewards(self, num_features: int) -> tuple[np.ndarray, np.ndarray]:
-        """Training and held-out directions in native features, unit vectors, `[rewards, d]` each.
+        """Training and held-out reward directions, unit vectors of native features `[rewards, d]`.
 
-        One set for each domain, whatever the seed: drawn for each seed anew they would move the
-        scores by more than the paper's intervals.
+        Each domain has one set for all seeds: drawn per seed, they would change the scores by more
+        than the paper's intervals.
         """
         rng = np.random.default_rng(_REWARD_SEED)
         directions = rng.standard_normal((self.test_rewards + self.training_rewards, num_features))
@@ -128,20 +121,20 @@ class Protocol:
         return directions[self.test_rewards :], directions[: self.test_rewards]
 
     def fixed(self) -> dict[str, Any]:
-        """What all jobs of one run directory must agree on."""
-        values = asdict(self)
+        """The settings on which all jobs in one directory must agree."""
+        values = asdict(replace(self, training=replace(self.training, seed=None)))  # a job's own
         for name in ("preset", "stages", "domains"):
             del values[name]
         return values
 
 
 def preset(name: str) -> Protocol:
-    """`paper`: all of it. `quick`: one seed, some minutes on two cores. `smoke`: seconds.
+    """`paper`: the full protocol. `quick`: one seed, minutes on two cores. `smoke`: seconds.
 
     >>> preset("paper").states, len(preset("quick").jobs())
     (20000, 44)
     """
-    first = ("ceilings", *LIMITS, *PAPER)
+    first = (CEILINGS, *LIMITS, *PAPER)
     if name == "paper":
         ranks = ("cqm-full-rank", "cqm-full-rank+effect")
         conditioned = tuple(f"{method}+effect" for method in PAPER)

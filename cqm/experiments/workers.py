@@ -1,7 +1,7 @@
-"""Processes that do jobs side by side, one core each.
+"""Worker processes that do tasks side by side, one core each.
 
-A job that raises, or whose process dies, does not stop the others. Every process is held to one
-core, because training is only repeatable bit for bit with the same number of threads.
+A task that raises, or whose process dies, does not stop the others. Every process is pinned to one
+core, because training is repeatable bit for bit only with the same number of threads.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Any, TypeVar
 
-Task = TypeVar("Task")
+T = TypeVar("T")
 
 
 def run_side_by_side(
-    work_fn: Callable[[Any], None], tasks: Sequence[Task], cores: Sequence[int]
-) -> Iterator[tuple[Task, str | None]]:
+    work_fn: Callable[[Any], None], tasks: Sequence[T], cores: Sequence[int]
+) -> Iterator[tuple[T, str | None]]:
     """Do all tasks, as many at a time as there are cores.
 
-    Yields every task when it is over, with None or with what went wrong.
+    Yields each task when it ends, with None if it succeeded or a description of what went wrong.
 
     Args:
-        work_fn: Does one task; importable by its name, because processes are started afresh.
-        tasks: What is to be done, in the order in which it is begun.
-        cores: One process runs on each.
+        work_fn: Does one task; it must be importable by name, because new processes import it.
+        tasks: The tasks, in the order in which they start.
+        cores: The cores to use; one process runs on each.
     """
     waiting = list(reversed(tasks))
     workers: dict[Connection, _Worker] = {}
@@ -59,7 +59,7 @@ def run_side_by_side(
 
 
 class _Worker:
-    """A process and the task it is at."""
+    """A process and its current task."""
 
     def __init__(self, work_fn: Callable[[Any], None], core: int):
         context = multiprocessing.get_context("spawn")
@@ -67,7 +67,7 @@ class _Worker:
         self.task: Any = None
         self.connection, theirs = context.Pipe()
         self.process = context.Process(target=_serve, args=(work_fn, theirs), daemon=True)
-        # The child must be held to its core before it imports anything that counts them.
+        # The child must be pinned before it imports anything that counts cores.
         before = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
         if before is not None:
             os.sched_setaffinity(0, {core})
@@ -80,14 +80,14 @@ class _Worker:
 
     def begin(self, task: Any) -> None:
         self.task = task
-        with contextlib.suppress(OSError):  # of a process that has died, which `result` tells
+        with contextlib.suppress(OSError):  # the process has died, and `result` will say so
             self.connection.send(task)
 
     def result(self) -> str | None:
-        """What went wrong with the task, if anything."""
+        """What went wrong with the task; None if nothing did."""
         try:
             return self.connection.recv()
-        except (EOFError, OSError):  # it died, perhaps before it read the task
+        except (EOFError, OSError):  # it died, perhaps before reading the task
             self.process.join()
             return f"its process ended with exit code {self.process.exitcode}"
 
@@ -98,7 +98,8 @@ class _Worker:
 
 
 def _serve(work_fn: Callable[[Any], None], connection: Connection) -> None:
-    # The parent decides what an interrupt means, and nothing goes on without it.
+    # Interrupts are left to the parent, and the worker must not outlive it.
+    os.environ.setdefault("MUJOCO_GL", "disable")  # nothing is rendered; servers have no display
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     while True:
@@ -108,7 +109,7 @@ def _serve(work_fn: Callable[[Any], None], connection: Connection) -> None:
             return
         try:
             work_fn(task)
-        except Exception as error:  # whatever it is, the other jobs go on
+        except Exception as error:  # of any kind: the other tasks go on
             connection.send(f"{type(error).__name__}: {error}")
         else:
             connection.send(None)

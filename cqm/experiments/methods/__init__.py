@@ -1,6 +1,9 @@
 """The methods the benchmark compares: a new one is a file here and a line in the registry."""
 
+from typing import cast
+
 from cqm.experiments.methods.base import Method, Predictor, Task
+from cqm.models.preprocessing import Conditioning
 
 _ALL = (
     # Okabe and Ito's colours, which colour-blind readers can tell apart, the lightest two darkened.
@@ -39,7 +42,7 @@ CONDITIONINGS = ("effect", "whiten")
 """Conditionings of the input, appended to a method's name as in `world+effect`."""
 
 
-def method_of(name: str) -> tuple[Method, str]:
+def method_of(name: str) -> tuple[Method, Conditioning]:
     """A method and the conditioning of its input, from a name such as `world+effect`.
 
     >>> method, conditioning = method_of("world+effect")
@@ -54,7 +57,7 @@ def method_of(name: str) -> tuple[Method, str]:
             f"unknown method {name!r}; available: {sorted(METHODS)}, and {sorted(conditionable)} "
             f"followed by {' or '.join(f'+{kind}' for kind in CONDITIONINGS)}"
         )
-    return method, conditioning or "none"
+    return method, cast(Conditioning, conditioning or "none")
 
 
 __all__ = ["CONDITIONINGS", "METHODS", "Method", "Predictor", "Task", "method_of"]

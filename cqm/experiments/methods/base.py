@@ -14,9 +14,9 @@ import numpy as np
 
 from cqm.branches.dataset import Branches
 from cqm.decisions import advantage
+from cqm.models.preprocessing import Conditioning
 
 if TYPE_CHECKING:
-    from cqm.models.preprocessing import Conditioning
     from cqm.models.training import Training
 
 

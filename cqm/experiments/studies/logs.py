@@ -1,28 +1,31 @@
-"""Ordinary versus branched: how far effects from logs are from the truth, at equal simulator cost.
+"""Logs versus branches: how far effects from logs are from the truth, at equal simulator cost.
 
-Truth is branched under the logs' own behaviour. A family of branches costs as many rollouts as
-there are actions, so branched models get that many fewer states.
+The truth is branched under the logs' own behaviour policy. A family of branches costs as many
+rollouts as there are actions, so branched models get that many times fewer states.
+
+    DIR/
+      logs-study.json                    settings, versions, commands, failures
+      logs/DOMAIN-NUISANCE-BEHAVIOUR-SEED.json
+      logs.csv                           combined from the records
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import cqm
-from cqm.branches.collect import available_cores
 from cqm.branches.dataset import Branches
 from cqm.branches.recipe import Policy
 from cqm.decisions import advantage
 from cqm.experiments import metrics
 from cqm.experiments.protocol import DOMAINS, preset
-from cqm.experiments.results import COLUMNS, write_csv
-from cqm.experiments.runner import begin, keep_failures
-from cqm.experiments.workers import run_side_by_side
+from cqm.experiments.results import COLUMNS, with_current_names, write_csv
+from cqm.experiments.runner import JobKey, Study, filled
 from cqm.logs.dataset import Logs, draw_rows
 from cqm.models.effect import EffectModel
 from cqm.models.estimator import Estimator
@@ -30,13 +33,124 @@ from cqm.models.hindsight import HindsightModel
 from cqm.models.residual import ResidualModel
 from cqm.models.selection import held_out_scores
 from cqm.models.training import Training
-from cqm.progress import progress
-from cqm.storage import read_json, write_json
+from cqm.storage import read_json
 from cqm.worlds.contract import World
-from cqm.worlds.nuisance import NuisanceWorld
 
-RUN = "logs.json"
 ESTIMATORS = ("branched", "residual", "residual-unweighted", "hindsight")
+
+
+@dataclass(frozen=True)
+class LogsProtocol:
+    """The size of the study."""
+
+    trajectories: tuple[int, ...] = (1_000, 5_000, 20_000)
+    """Numbers of logged trajectories, in increasing order."""
+    test_states: int = 300
+    """Number of states with branched truth."""
+    test_draws: int = 32
+    """Draws per test state, whose mean stands for the expected effect."""
+    settings: tuple[tuple[int, str], ...] = ((0, "uniform"), (64, "uniform"), (64, "state"))
+    """Pairs of a nuisance dimension and a behaviour."""
+    training: Training = field(
+        default_factory=lambda: Training(
+            1_000, batch_size=64, learning_rate=1e-3, schedule="cosine"
+        )
+    )
+    """Training of the branched model: an eighth of its default, because there are 36 to train."""
+    classifier: Training | None = None
+    """Training of the hindsight model; None for its default."""
+
+
+PRESETS = {
+    "paper": LogsProtocol(),
+    "quick": LogsProtocol(
+        trajectories=(1_000, 5_000),
+        test_states=100,
+        settings=((0, "uniform"), (64, "uniform")),
+        training=Training(300, batch_size=64, learning_rate=1e-3, schedule="cosine"),
+    ),
+    "smoke": LogsProtocol(
+        trajectories=(400,),
+        test_states=16,
+        test_draws=8,
+        settings=((0, "uniform"),),
+        training=Training(10, batch_size=16, chunk=5),
+        classifier=Training(10, batch_size=16, chunk=5),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class LogsStudy(Study):
+    """One job per domain, nuisance dimension, behaviour and seed."""
+
+    protocol: LogsProtocol
+    domains: Sequence[str] = DOMAINS
+    seeds: Sequence[int] = (7,)
+
+    def run_file(self, directory: Path) -> Path:
+        """`logs-study.json`; earlier versions called it `logs.json`, which is renamed."""
+        path, earlier = directory / "logs-study.json", directory / "logs.json"
+        if not path.exists() and earlier.exists() and "study" in read_json(earlier):
+            earlier.rename(path)
+        return path
+
+    def settings(self) -> dict[str, Any]:
+        """The size of the study."""
+        return {"study": asdict(self.protocol)}
+
+    def upgraded(self, stored: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Older settings with the defaults of newer ones."""
+        defaults = asdict(replace(LogsProtocol(), classifier=Training()))
+        return {**stored, "study": filled(stored["study"], defaults)}
+
+    def jobs(self) -> list[JobKey]:
+        """Seed by seed."""
+        return [
+            {"domain": domain, "nuisance": nuisance, "behaviour": behaviour, "seed": seed}
+            for seed in self.seeds
+            for nuisance, behaviour in self.protocol.settings
+            for domain in self.domains
+        ]
+
+    def record_file(self, directory: Path, job: JobKey) -> Path:
+        """A file named after the job."""
+        return directory / "logs" / ("-".join(map(str, job.values())) + ".json")
+
+    def do(self, directory: Path, job: JobKey) -> dict[str, Any]:
+        """Fit and score the estimators; branches are kept for the next run."""
+        protocol = self.protocol
+        rows = study_logs(
+            **job,
+            trajectories=protocol.trajectories,
+            test_states=protocol.test_states,
+            test_draws=protocol.test_draws,
+            training=protocol.training,
+            classifier=protocol.classifier,
+            directory=directory / "logs" / "branches" / str(job["seed"]),
+        )
+        return {"rows": rows}
+
+    def write_tables(self, directory: Path) -> None:
+        """See `write_logs`."""
+        write_logs(directory)
+
+
+def write_logs(directory: Path) -> None:
+    """Write `logs.csv` from the records in a directory, if there are any."""
+    paths = sorted((directory / "logs").glob("*.json"))
+    rows = [
+        with_current_names("logs.csv", row) for path in paths for row in read_json(path)["rows"]
+    ]
+    if rows:
+        rows.sort(
+            key=lambda row: (
+                DOMAINS.index(row["domain"]),
+                row["nuisance"],
+                row["behaviour"] != "uniform",
+            )
+        )
+        write_csv(directory / "logs.csv", rows, COLUMNS["logs.csv"])
 
 
 def study_logs(
@@ -54,21 +168,21 @@ def study_logs(
     seed: int = 7,
     directory: str | Path | None = None,
 ) -> list[dict[str, Any]]:
-    """Scores of the estimators in one setting, one row an estimator and number of trajectories.
+    """Scores of the estimators in one setting, one row per number of trajectories and estimator.
 
     Args:
-        domain: A world by its name.
+        domain: The world's name.
         nuisance: Dimension of the autonomous process that is mixed in.
-        behaviour: `uniform`, or `state` for one whose choices depend on the native state.
-        trajectories: How many, in increasing order.
-        estimators: Which of `ESTIMATORS`.
-        test_states: States with branched truth.
-        test_draws: Draws of each, whose mean stands for the expected effect.
-        held_out: Trajectories for the scores that logs alone give.
-        training: Of the branched model; its own by default.
-        classifier: Training of the hindsight model's; its own by default.
-        seed: Of data and models.
-        directory: Where branches are kept between runs; in memory without.
+        behaviour: `uniform`, or `state` for a behaviour policy that depends on the native state.
+        trajectories: Numbers of logged trajectories, in increasing order.
+        estimators: Some of `ESTIMATORS`.
+        test_states: Number of states with branched truth.
+        test_draws: Draws per test state, whose mean stands for the expected effect.
+        held_out: Trajectories for the scores that need only logs.
+        training: Training of the branched model; None for its default.
+        classifier: Training of the hindsight model; None for its default.
+        seed: Random seed for data and models.
+        directory: Where branches are kept between runs; None to keep them in memory.
     """
     if behaviour not in ("uniform", "state"):
         raise ValueError(f"behaviour must be 'uniform' or 'state'; got {behaviour!r}")
@@ -76,10 +190,13 @@ def study_logs(
     if unknown:
         raise ValueError(f"unknown estimators {unknown}; available: {list(ESTIMATORS)}")
     world = cqm.load_world(domain, nuisance=nuisance, seed=seed)
-    chances_fn = state_behaviour(world) if behaviour == "state" else None
-    continuation: Any = "uniform"
-    if chances_fn is not None:
-        continuation = Policy("state", lambda seen, uniforms: draw_rows(chances_fn(seen), uniforms))
+    propensities_fn = state_behaviour(world) if behaviour == "state" else None
+    continuation: str | Policy = "uniform"
+    if propensities_fn is not None:
+        continuation = Policy(
+            "state",
+            lambda observations, uniforms: draw_rows(propensities_fn(observations), uniforms),
+        )
 
     def collected(name: str, **recipe: Any) -> Branches:
         out = None
@@ -91,8 +208,9 @@ def study_logs(
     branches = collected("train", states=max(trajectories), per_step=True, seed=seed)
     test = collected("test", states=test_states, draws=test_draws, seed=seed + 1_000)
     others = collected("held-out", states=held_out, per_step=True, seed=seed + 2_000)
-    logs = Logs.from_branches(branches, propensities=chances_fn, rng=rng)
-    other_logs = Logs.from_branches(others, propensities=chances_fn, rng=rng)
+    logs = Logs.from_branches(branches, propensities=propensities_fn, rng=rng)
+    other_logs = Logs.from_branches(others, propensities=propensities_fn, rng=rng)
+    setting = {"domain": domain, "nuisance": nuisance, "behaviour": behaviour}
     rows = []
     for num in trajectories:
         families = branches[: max(2, num // branches.num_actions)]
@@ -100,133 +218,9 @@ def study_logs(
             name: _fitted(name, families, logs[:num], training, classifier, seed)
             for name in estimators
         }
-        rows += _rows(
-            models,
-            test,
-            other_logs,
-            world,
-            {
-                "domain": domain,
-                "nuisance": nuisance,
-                "behaviour": behaviour,
-                "trajectories": num,
-                "seed": seed,
-            },
-        )
+        keys = {**setting, "trajectories": num, "seed": seed}
+        rows += [{**keys, **row} for row in _rows(models, test, other_logs, world)]
     return rows
-
-
-@dataclass(frozen=True)
-class Study:
-    """How large the study is."""
-
-    trajectories: tuple[int, ...] = (1_000, 5_000, 20_000)
-    test_states: int = 300
-    test_draws: int = 32
-    settings: tuple[tuple[int, str], ...] = ((0, "uniform"), (64, "uniform"), (64, "state"))
-    """Dimension of the nuisance, and behaviour."""
-    training: Training = field(
-        default_factory=lambda: Training(
-            1_000, batch_size=64, learning_rate=1e-3, schedule="cosine"
-        )
-    )
-    """Of the branched model: an eighth of its default, which there are 36 of to train."""
-    classifier: Training | None = None
-
-
-STUDIES = {
-    "paper": Study(),
-    "quick": Study(
-        trajectories=(1_000, 5_000),
-        test_states=100,
-        settings=((0, "uniform"), (64, "uniform")),
-        training=Training(300, batch_size=64, learning_rate=1e-3, schedule="cosine"),
-    ),
-    "smoke": Study(
-        trajectories=(400,),
-        test_states=16,
-        test_draws=8,
-        settings=((0, "uniform"),),
-        training=Training(10, batch_size=16, chunk=5),
-        classifier=Training(10, batch_size=16, chunk=5),
-    ),
-}
-
-
-def reproduce_logs(
-    study: Study,
-    out: str | Path,
-    *,
-    domains: Sequence[str],
-    seeds: Sequence[int],
-    command: str = "",
-    show_progress: bool | None = None,
-) -> list[str]:
-    """Run all settings that are not done yet; returns what went wrong.
-
-    A setting that is done is a file in `out/logs`; the same call continues where it was.
-
-    Args:
-        study: How large it is; see `STUDIES`.
-        out: Directory of the run, which may be that of the benchmark.
-        domains: By name.
-        seeds: Of data and models.
-        command: How to repeat it, for the record.
-        show_progress: See `cqm.progress.progress`.
-    """
-    out, directory = Path(out), Path(out) / "logs"
-    other = {"commands": [command] if command else []}
-    run = begin(out / RUN, {"study": asdict(study)}, other)
-    directory.mkdir(parents=True, exist_ok=True)
-    settings = [
-        {"domain": domain, "nuisance": nuisance, "behaviour": behaviour, "seed": seed}
-        for seed in seeds
-        for nuisance, behaviour in study.settings
-        for domain in domains
-    ]
-    tasks = [(str(directory), study, s) for s in settings if not _record(directory, s).exists()]
-    failed = []
-    with progress("settings", len(tasks), unit="settings", show=show_progress) as advance:
-        for (_, _, setting), problem in run_side_by_side(_do_setting, tasks, available_cores()):
-            if problem is not None:
-                failed.append({**setting, "error": problem})
-            advance(1)
-    keep_failures(out / RUN, run, settings, failed)
-    write_records(out)
-    return [f"{' '.join(map(str, list(f.values())[:-1]))}: {f['error']}" for f in failed]
-
-
-def write_records(out: str | Path) -> None:
-    """`logs.csv`, from the settings that are done; nothing where there are none."""
-    paths = sorted((Path(out) / "logs").glob("*.json"))
-    rows = [row for path in paths for row in read_json(path)["rows"]]
-    if rows:
-        rows.sort(
-            key=lambda row: (
-                DOMAINS.index(row["domain"]),
-                row["nuisance"],
-                row["behaviour"] != "uniform",
-            )
-        )
-        write_csv(Path(out) / "logs.csv", rows, COLUMNS["logs.csv"])
-
-
-def _record(directory: Path, setting: Mapping[str, Any]) -> Path:
-    return directory / ("-".join(str(value) for value in setting.values()) + ".json")
-
-
-def _do_setting(task: tuple[str, Study, dict[str, Any]]) -> None:
-    directory, study, setting = Path(task[0]), task[1], task[2]
-    rows = study_logs(
-        **setting,
-        trajectories=study.trajectories,
-        test_states=study.test_states,
-        test_draws=study.test_draws,
-        training=study.training,
-        classifier=study.classifier,
-        directory=directory / "branches" / str(setting["seed"]),
-    )
-    write_json(_record(directory, setting), {"rows": rows})
 
 
 def _fitted(
@@ -245,37 +239,28 @@ def _fitted(
 
 
 def state_behaviour(world: World, seed: int = 0) -> Callable[[np.ndarray], np.ndarray]:
-    """Probabilities of the actions that depend on the native state, none below 0.4 of uniform."""
+    """Propensities that depend on the native state, each at least 0.4 of the uniform one."""
     num_actions = len(world.candidate_actions)
-    native = world.native if isinstance(world, NuisanceWorld) else world
-    size = len(native.observation_names)
+    size = len(world.native.observation_names)
     weights = np.random.default_rng(seed).standard_normal((size, num_actions)) / np.sqrt(size)
 
-    def chances(observations: np.ndarray) -> np.ndarray:
-        if isinstance(world, NuisanceWorld):
-            observations = observations @ world.observation_mixing[:, world.nuisance.dimension :]
-        scores = np.exp(3 * np.tanh(observations) @ weights)
+    def propensities(observations: np.ndarray) -> np.ndarray:
+        native = world.native_observations(observations)
+        scores = np.exp(3 * np.tanh(native) @ weights)
         return 0.6 * scores / scores.sum(axis=1, keepdims=True) + 0.4 / num_actions
 
-    return chances
+    return propensities
 
 
 def _rows(
-    models: Mapping[str, Estimator],
-    test: Branches,
-    held_out: Logs,
-    world: World,
-    setting: Mapping[str, Any],
+    models: Mapping[str, Estimator], test: Branches, held_out: Logs, world: World
 ) -> list[dict[str, Any]]:
-    """Scores against branched truth, and those that logs alone give."""
+    """Scores against branched truth, and scores that need only logs."""
     scores = held_out_scores(models, held_out)
     draws = test.effects()
-    expected = draws.mean(axis=1)
-    noise = float(draws.var(axis=1, ddof=1).sum(axis=(1, 2)).mean())
-    native = world.native if isinstance(world, NuisanceWorld) else world
-    _, directions = preset("paper").rewards(len(native.feature_names))
+    _, directions = preset("paper").rewards(len(world.native.feature_names))
     queries = [cqm.Query.direction(direction, world) for direction in directions]
-    truth = advantage(expected, queries)
+    truth = advantage(draws.mean(axis=1), queries)
     rows = []
     for name, model in models.items():
         predicted = model.effect(test.observations)
@@ -284,13 +269,12 @@ def _rows(
         lost = float(metrics.regrets(values, truth).sum())
         rows.append(
             {
-                **setting,
                 "estimator": name,
                 "effect_nmse": metrics.nmse(every_draw, draws),
-                "noise_floor": noise / float((draws**2).sum(axis=(2, 3)).mean()),
+                "noise_floor": metrics.noise_floor(draws),
                 "excess_error": metrics.excess_error(predicted, draws),
                 "accuracy": metrics.accuracy(values, truth),
-                "regret": lost / float(np.ptp(truth, axis=-1).sum()),
+                "regret_share": lost / float(np.ptp(truth, axis=-1).sum()),
                 "r_score": own.r_score,
                 "r_error": own.r_error,
                 "dr_score": own.dr_score,
