@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -33,7 +34,7 @@ def test_collect_then_audit(tmp_path, capsys):
 
 
 def test_collect_says_once_what_was_dropped(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(collection, "_MANY_DROPPED", -1.0)  # so that any set is warned of
+    monkeypatch.setattr(collection, "MANY_DROPPED", -1.0)  # so that any set is warned about
     monkeypatch.setattr(cqm.Branches, "dropped", {"raised": 7})
     assert main(["collect", "cartpole-swingup", "--states", "20", "--out", str(tmp_path)]) == 0
     printed = capsys.readouterr()
@@ -50,6 +51,7 @@ def test_recipe_fields_are_flags(tmp_path):
     assert (recipe.horizon, recipe.discount, recipe.draws, recipe.arms) == (4, 0.5, 2, 2)
     assert (recipe.warmup, recipe.per_step) == ((1, 3), True)
     assert recipe.continuation.law == (0.5, 0.25, 0.25)
+    assert main(["collect", "cartpole-swingup", "--continuation", "wait", "--out", str(out)]) == 2
 
 
 def test_another_configuration_is_refused_with_the_difference(tmp_path, capsys):
@@ -74,7 +76,7 @@ def test_audit_of_a_broken_set_exits_nonzero(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["audit", "nowhere"], "nowhere holds no branches"),
+        (["audit", "nowhere"], "nowhere contains no branches"),
         (["worlds", "check", "no-such"], "unknown world 'no-such'; available: "),
         (["collect", "cartpole-swingup", "--states", "0", "--out", "x"], "states must be"),
     ],
@@ -113,7 +115,7 @@ def test_a_model_of_logs_is_asked_with_a_file_of_states(tmp_path, capsys):
     logs.save(tmp_path / "logs")
     fit = ["fit", str(tmp_path / "logs"), "--out", str(tmp_path / "model")]
     assert main([*fit, "--estimator", "residual", "--paper"]) == 2
-    assert "--paper is the paper's model, which learns from branches" in capsys.readouterr().err
+    assert "--paper fits the paper's model to branches" in capsys.readouterr().err
     assert main([*fit, "--estimator", "residual", "--width", "256"]) == 2
     assert "width is of a network" in capsys.readouterr().err
     assert main([*fit, "--estimator", "residual"]) == 0
@@ -122,10 +124,9 @@ def test_a_model_of_logs_is_asked_with_a_file_of_states(tmp_path, capsys):
     assert main([*query, "--states", str(tmp_path / "states.npy")]) == 0
     assert capsys.readouterr().out.count("1 > 0") == 3
     assert main(query) == 2
-    assert "so it cannot be loaded" in (told := capsys.readouterr().err)
-    assert "here, give --states FILE" in told
+    assert "to query without the world, pass --states FILE" in capsys.readouterr().err
     assert main([*query[:2], "--reward=abs(yield_)", "--states", str(tmp_path / "states.npy")]) == 2
-    assert "a reward that is not linear needs a world" in capsys.readouterr().err
+    assert "a reward that is not linear in the features needs a world" in capsys.readouterr().err
 
 
 def test_fit_then_query(tmp_path, capsys):
@@ -139,7 +140,7 @@ def test_fit_then_query(tmp_path, capsys):
     capsys.readouterr()
     assert main(["query", str(model), "--reward=-cart_position", "--states", "3"]) == 0
     printed = capsys.readouterr().out
-    assert "not calibrated" in printed
+    assert "not calibrated, so its error is unknown; calibrate it with cqm fit" in printed
     assert printed.count("0 > 1 > 2") == 3  # the cart goes left for the first action
 
     assert main([*fit, "--calibration", str(tmp_path / "held")]) == 0  # finds it trained
@@ -163,18 +164,56 @@ def test_fit_then_query(tmp_path, capsys):
     assert "behind the best" in printed
     np.save(tmp_path / "states.npy", observations[:, :3])
     assert main([*asked, str(tmp_path / "states.npy")]) == 2
-    assert "must hold [states, 5] observations" in capsys.readouterr().err
+    assert "must contain observations [states, 5]" in capsys.readouterr().err
     assert main(["query", str(model), "--reward=-no_such_thing"]) == 2
     assert "no_such_thing" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "command", [["fit"], ["query"], ["collect"], ["audit"], ["worlds", "list"], ["worlds", "check"]]
-)
-def test_help_shows_an_example(command, capsys):
+COMMANDS = [
+    *("worlds", "worlds list", "worlds check", "collect", "audit"),
+    *("fit", "query", "reproduce", "report"),
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_is_complete_english_with_an_example(command, capsys):
     with pytest.raises(SystemExit):
-        main([*command, "--help"])
-    assert f"Example: cqm {' '.join(command)}" in capsys.readouterr().out
+        main([*command.split(), "--help"])
+    text = capsys.readouterr().out
+    assert f"Example: cqm {command}" in text
+    assert "None" not in text.replace("(default: None)", "")  # of --arms, which says what it means
+    flags = re.findall(r"^│ +(?:-\S+|[A-Z]+).*$\n(?:^│ {10,}.*$\n)*", text, re.M)
+    assert flags
+    for flag in flags:
+        words = re.sub(r"[│\s]+", " ", flag)
+        assert not re.search(r"(?:^| |\]|\}|[A-Z]) Of ", words), words
+
+
+def run_without(modules, *args):
+    """Run a command in an environment in which some modules are not installed."""
+    code = f"import sys; sys.modules.update(dict.fromkeys({modules})); "
+    code += "from cqm.cli import main; sys.exit(main(sys.argv[1:]))"
+    return subprocess.run([sys.executable, "-c", code, *args], capture_output=True, text=True)
+
+
+@pytest.mark.parametrize(
+    ("missing", "command", "extra"),
+    [
+        (["matplotlib"], "reproduce --preset smoke --out x", "cqm[experiments]"),
+        (["matplotlib"], "report x", "cqm[experiments]"),
+        (["mujoco", "dm_control", "gymnasium"], "worlds list", "cqm[sim]"),
+        (["mujoco", "dm_control", "gymnasium"], "collect reacher-easy --out x", "cqm[sim]"),
+        (["mujoco", "dm_control", "gymnasium"], "worlds check CartPole-v1", "cqm[sim]"),
+        (["ray"], "collect cartpole-swingup --cluster auto --out x", "cqm[cluster]"),
+    ],
+)
+def test_a_missing_extra_is_named_in_one_line(missing, command, extra, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = run_without(missing, *command.split())
+    assert done.returncode == 2
+    assert extra in done.stderr
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    assert not list(tmp_path.glob("x/*.safetensors"))  # before any work is done
 
 
 def test_stopped_by_hand_it_says_how_to_continue(tmp_path):
@@ -196,4 +235,4 @@ def test_stopped_by_hand_it_says_how_to_continue(tmp_path):
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert err.splitlines()[-1] == "cqm: stopped; the same command continues where it was"
+    assert err.splitlines()[-1] == "cqm: interrupted; rerun the command to resume"

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from cqm.bounds import combined_regret, total_mass
 from cqm.branches.collect import collect
-from cqm.branches.dataset import discounted
+from cqm.branches.recipe import Recipe
 from cqm.queries import ProjectionError, Query, project
 from cqm.worlds import load_world
 from cqm.worlds.contract import take
@@ -697,9 +697,9 @@ def test_measured_regret_is_within_the_combined_bound(maps):
 
     text = "-abs(x - 0.5) - 0.2*u**2"
     query = quietly(lambda: Query.formula(text, world, events=steps))
-    discounts = discount ** np.arange(horizon)
-    values = discounted(reward(steps)[..., None], discounts)[..., 0].mean(axis=2)
-    outcomes = discounted(steps, discounts).mean(axis=2)
+    recipe = Recipe(horizon=horizon, discount=discount)
+    values = recipe.discounted(reward(steps)[..., None])[..., 0].mean(axis=2)
+    outcomes = recipe.discounted(steps).mean(axis=2)
     effects = outcomes - outcomes.mean(axis=1, keepdims=True)
     for size in (0.0, 0.1, 1.0):
         noise = rng.standard_normal(effects.shape)

@@ -1,9 +1,9 @@
-"""The coupling certificate: evidence that a set of branches is what it claims to be.
+"""The audit: evidence that a set of branches is what it claims to be.
 
-Everything downstream rests on branches that share the state, the noise and the continuation and
-differ by the first action alone. `audit` does not take the manifest's word for that: it replays
-stored families, collects a block again from its seed, and measures what the sharing is worth
-against what theory predicts for it.
+Everything downstream relies on branches that share the state, the noise and the continuation, and
+differ in the first action alone. `audit` does not trust the manifest on this: it replays stored
+families, collects a block again from its seed, and compares the variance that sharing removes with
+the variance that theory predicts.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from scipy import stats
 
 from cqm import storage
 from cqm.branches.collect import plan_collection
-from cqm.branches.dataset import Branches, discounted
+from cqm.branches.dataset import Branches
 from cqm.branches.recipe import BLOCK, Continuation, Policy
 from cqm.branches.simulate import (
     Plan,
@@ -32,7 +32,7 @@ from cqm.worlds.identity import stored_identity
 from cqm.worlds.loading import reload_world
 
 AUDIT = "audit.json"
-_FALSE_ALARMS = 5e-7  # a right set fails a statistical check about once in two million
+FALSE_ALARMS = 5e-7  # probability that a correct set fails a statistical check
 
 
 def audit(
@@ -43,26 +43,26 @@ def audit(
     families: int = 64,
     seed: int = 0,
 ) -> Report:
-    """Check a sample of stored families; the result is stored beside the manifest.
+    """Check a sample of stored families; the report is saved next to the manifest.
 
     Args:
         branches: The set to audit.
-        world: Where the set comes from; loaded by its name where it has one.
-        policy: The continuation, where it depends on the state.
-        families: How many to look at, at least 2.
-        seed: Of the sample and of the fresh noise that is compared with.
+        world: The world it was collected from; by default it is loaded by its name.
+        policy: The policy of a state-dependent continuation.
+        families: Number of families to check, at least 2.
+        seed: Random seed for the sample and for the noise it is compared with.
     """
     if families < 2:
         raise ValueError(f"families must be at least 2; got {families}")
     if "combined_seeds" in branches.manifest:
         raise ValueError(
-            f"the set combines collections of the seeds {branches.manifest['combined_seeds']}; "
-            "audit each of them by itself"
+            f"the set combines collections with seeds {branches.manifest['combined_seeds']}; "
+            "audit each collection separately"
         )
     try:
         branches.verify()
     except DamagedFileError as error:
-        return _certificate(branches, 0, [Check("checksums", False, str(error))])
+        return _report(branches, 0, [Check("checksums", False, str(error))])
     plan = _plan_of(branches, world or reload_world(branches.world), policy)
     rng = np.random.default_rng(seed)
     sample = _sample(branches, families, rng)
@@ -76,29 +76,28 @@ def audit(
         *_nuisance_variance(plan, sample, rng),
         *_continuation_variance(plan, sample, rng),
     ]
-    return _certificate(branches, len(sample), checks)
+    return _report(branches, len(sample), checks)
 
 
-def _certificate(branches: Branches, looked_at: int, checks: list[Check]) -> Report:
-    certificate = Report(f"{branches}, {looked_at} families looked at", tuple(checks))
+def _report(branches: Branches, num_checked: int, checks: list[Check]) -> Report:
+    report = Report(f"{branches}, {num_checked} families checked", tuple(checks))
     if branches.directory is not None:
-        storage.write_json(
-            Path(branches.directory) / AUDIT, {"passed": certificate.passed, **asdict(certificate)}
-        )
-    return certificate
+        content = {"passed": report.passed, **asdict(report)}
+        storage.write_json(Path(branches.directory) / AUDIT, content)
+    return report
 
 
 def _plan_of(branches: Branches, world: World, policy: Policy | None) -> Plan:
-    """The plan that the set says it was collected by."""
+    """The plan that the manifest says the set was collected with."""
     recipe, continuation = branches.recipe, branches.recipe.continuation
     if policy is not None:
         recipe = replace(recipe, continuation=Continuation.of(policy))
         if recipe.continuation != continuation:
             raise ValueError(
-                f"the set was continued by {str(continuation)!r}; got the policy {policy.name!r}"
+                f"the continuation of the set is {str(continuation)!r}; got policy {policy.name!r}"
             )
     elif not continuation.open_loop:
-        raise ValueError(f"the set was continued by the policy {str(continuation)!r}; give policy=")
+        raise ValueError(f"the continuation of the set is {str(continuation)!r}; give policy=")
     identity = stored_identity(world)
     if identity != branches.world:
         raise ValueError(f"the set was collected from world {branches.world}; got {identity}")
@@ -106,31 +105,33 @@ def _plan_of(branches: Branches, world: World, policy: Policy | None) -> Plan:
 
 
 def _sample(branches: Branches, families: int, rng: np.random.Generator) -> Branches:
-    """Some families in a row, from a random place."""
+    """Consecutive families from a random position."""
     if len(branches) == 0:
-        raise ValueError("the set holds no families; every one was dropped or none was collected")
+        raise ValueError("the set has no families; all were dropped or none was collected")
     start = int(rng.integers(max(1, len(branches) - families + 1)))
     return branches[start : start + families]
 
 
 def _noise(sample: Branches, draw: int) -> np.ndarray:
-    """The world's noise in a stored draw, `[n, horizon, noise]`."""
+    """Noise of the world in a stored draw, `[n, horizon, noise]`."""
     if "noise" in sample.array_names():
         return sample.array("noise")[:, draw]
     return np.empty((len(sample), sample.recipe.horizon, 0))
 
 
 def _outcomes(plan: Plan, sample: Branches, arms: np.ndarray, draw: int = 0) -> np.ndarray:
-    """Outcomes of chosen arms under a stored draw, simulated now, `[n, arms, features]`."""
+    """Outcomes of given arms under a stored draw, simulated again, `[n, arms, features]`."""
     states, noise = plan.world.native.restore(sample.states), _noise(sample, draw)
     if plan.policy is None:
         continuation = sample.continuation[:, draw, 0]
         result = roll_open_loop(plan, states, arms, continuation, noise)
     else:
         uniforms = sample.array("uniforms")[:, draw]
-        nuisance = None if plan.world.nuisance is None else sample.array("nuisance")[:, draw]
+        nuisance = None
+        if plan.world.nuisance is not None:
+            nuisance = sample.array("nuisance")[:, draw, : arms.shape[1]]
         result = roll_closed_loop(plan, states, arms, uniforms, noise, nuisance)
-    return discounted(result.features, plan.recipe.discounts)
+    return plan.recipe.discounted(result.features)
 
 
 def _replay(plan: Plan, sample: Branches) -> Check:
@@ -196,18 +197,16 @@ def _common_signal(sample: Branches, rng: np.random.Generator) -> Check:
 
 
 def _nuisance_variance(plan: Plan, sample: Branches, rng: np.random.Generator) -> list[Check]:
-    """Stored branches share the nuisance; independent copies would add twice its variance."""
+    """Whether branches share the nuisance; independent copies would add twice its variance."""
     nuisance = plan.world.nuisance
     if nuisance is None:
         return []
-    common = discounted(
-        sample.array("nuisance"), plan.recipe.discounts
-    )  # [n, draws, arms or 1, dimension]
+    common = plan.recipe.discounted(sample.array("nuisance"))  # [n, draws, arms or 1, dimension]
     spread = float(np.ptp(common, axis=2).max())
     shared = Check(
         "the branches of a family share one nuisance", spread == 0, f"spread {spread:.2g}"
     )
-    # Given the start, a discounted sum weighs the noise of step j by Σ_{k≥j} γᵏ pᵏ⁻ʲ.
+    # In the discounted sum, given the start, the noise of step j has weight Σ_{k≥j} γᵏ pᵏ⁻ʲ.
     lags = np.arange(plan.recipe.horizon)
     weights = [
         np.sum(plan.recipe.discounts[j:] * nuisance.persistence ** (lags[j:] - j)) for j in lags
@@ -215,21 +214,22 @@ def _nuisance_variance(plan: Plan, sample: Branches, rng: np.random.Generator) -
     predicted = 2 * nuisance.scale**2 * np.sum(np.square(weights))
     start = nuisance.start(len(sample), rng)[:, None]
     noise = nuisance.noise((len(sample), 2, plan.recipe.horizon), rng)
-    pair = discounted(nuisance.path(start, noise), plan.recipe.discounts)
+    pair = plan.recipe.discounted(nuisance.path(start, noise))
     squares = (pair[:, 0] - pair[:, 1]) ** 2
     added, num = squares.mean(), squares.size
     deviation = abs(added - predicted) / (predicted * np.sqrt(2 / num))
     # The nuisance is normal, so the sum of squares is chi-squared.
     law, total = stats.chi2(num), num * added / predicted
-    chance = 2 * min(law.cdf(total), law.sf(total))
+    p_value = 2 * min(law.cdf(total), law.sf(total))
     effect = np.var(center(sample.array("outcome")), axis=(0, 1, 2)).mean()
     return [
         shared,
         Check(
             "independent nuisance would add twice its variance",
-            bool(chance > _FALSE_ALARMS),
-            f"{added:.3f} measured, {predicted:.3f} predicted, {deviation:.1f} standard errors; "
-            f"{nuisance.amplitude**2 * added / max(effect, 1e-300):.3g} times that of the effects",
+            bool(p_value > FALSE_ALARMS),
+            f"{added:.3f} measured, {predicted:.3f} predicted, {deviation:.1f} standard errors "
+            f"apart; {nuisance.amplitude**2 * added / max(effect, 1e-300):.3g} times the variance "
+            "of the effects",
         ),
     ]
 
@@ -244,35 +244,34 @@ def _continuation_variance(plan: Plan, sample: Branches, rng: np.random.Generato
     pairs = np.repeat(sample.arms[:num, :2], draws, axis=0)
 
     def outcomes(arms: np.ndarray) -> np.ndarray:
-        """Of arms under a continuation of their own, `[n, draws, arms, features]`."""
+        """Outcomes of arms that share a fresh continuation, `[n, draws, arms, features]`."""
         uniforms = rng.random((num * draws, plan.recipe.horizon - 1))
         continuation = plan.recipe.continuation.draw(uniforms, sample.num_actions)
         features = roll_open_loop(plan, states, arms, continuation, noise).features
-        result = discounted(features, plan.recipe.discounts)
-        return result.reshape(num, draws, arms.shape[1], -1)
+        return plan.recipe.discounted(features).reshape(num, draws, arms.shape[1], -1)
 
     shared, other = outcomes(pairs), outcomes(pairs[:, 1:])
     scale = shared.std(axis=1).mean(axis=(0, 1))
     scale = np.where(scale > 0, scale, 1)
     first, second, second_alone = shared[:, :, 0], shared[:, :, 1], other[:, :, 0]
-    # Moments over draws for each state; how they differ between states gives the error.
+    # Moments over draws per state; their spread between states gives the standard error.
     together = _variance(first - second, scale)
     apart = _variance(first - second_alone, scale)
     covariance = (_variance(first, scale) + _variance(second, scale) - together) / 2
     gap = apart - (together + 2 * covariance)
     deviation = abs(gap.mean()) / max(gap.std(ddof=1) / np.sqrt(num), 1e-12)
-    chance = 2 * stats.t.sf(deviation, num - 1)  # of few states, whose spread is estimated too
+    p_value = 2 * stats.t.sf(deviation, num - 1)  # the spread is estimated from few states
     return [
         Check(
             "independent continuation would add twice the covariance",
-            bool(chance > _FALSE_ALARMS),
+            bool(p_value > FALSE_ALARMS),
             f"variance of a difference {together.mean():.3g} shared, {apart.mean():.3g} "
             f"independent, {(together + 2 * covariance).mean():.3g} predicted, "
-            f"{deviation:.1f} standard errors",
+            f"{deviation:.1f} standard errors apart",
         )
     ]
 
 
 def _variance(values: np.ndarray, scale: np.ndarray) -> np.ndarray:
-    """The variance over draws, `[n, draws, features]` in units of scale, mean over features."""
+    """Variance over the draws of `[n, draws, features]` in units of scale, feature mean, `[n]`."""
     return (values / scale).var(axis=1, ddof=1).mean(axis=1)

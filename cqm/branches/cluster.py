@@ -1,34 +1,22 @@
-"""Shards as idempotent tasks on a Ray cluster."""
+"""Simulating shards on a Ray cluster, one idempotent task per shard."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
-from cqm.branches.shards import encode_shard
-from cqm.branches.simulate import Plan, dropped, first_error, simulate_block
+from cqm.branches.simulate import Block, Plan, simulate_block
+from cqm.progress import Advance
 
 _RETRIES = 3
 
 
-@dataclass(frozen=True)
-class EncodedShard:
-    """A shard as the bytes that a local run would write."""
+def simulate_on_cluster(
+    plan: Plan, indices: Sequence[int], address: str, advance: Advance
+) -> Iterator[tuple[int, list[Block]]]:
+    """Simulate shards in the order in which they finish.
 
-    content: bytes
-    num_families: int
-    dropped: Counter[str]
-    error: str
-
-
-def encoded_shards(
-    plan: Plan, indices: Sequence[int], manifest_digest: str, address: str
-) -> Iterator[tuple[int, EncodedShard]]:
-    """Shards in the order they are finished.
-
-    A task whose node dies or whose code raises is tried again a few times. A shard that keeps
-    failing does not stop the others; it is reported at the end.
+    A task whose node dies or whose code raises is retried a few times. A shard that keeps failing
+    does not stop the others; it is reported at the end.
     """
     try:
         import ray
@@ -36,7 +24,7 @@ def encoded_shards(
         raise ImportError("collecting on a cluster needs Ray; install cqm[cluster]") from error
     if not ray.is_initialized():
         ray.init(address=address)
-    task = ray.remote(max_retries=_RETRIES, retry_exceptions=True)(_encoded_shard)
+    task = ray.remote(max_retries=_RETRIES, retry_exceptions=True)(_simulate_shard)
     shared = ray.put(plan)
     upcoming = iter(indices)
     ahead = 2 * int(ray.cluster_resources().get("CPU", 1))
@@ -44,25 +32,23 @@ def encoded_shards(
     failed: dict[int, str] = {}
     while True:
         while len(running) < ahead and (index := next(upcoming, None)) is not None:
-            running[task.remote(shared, index, manifest_digest)] = index
+            running[task.remote(shared, index)] = index
         if not running:
             break
         finished, _ = ray.wait(list(running))
         index = running.pop(finished[0])
         try:
             yield index, ray.get(finished[0])
+            advance(plan.num_states(plan.blocks(index)))
         except ray.exceptions.RayError as error:
             failed[index] = str(error).strip().splitlines()[-1]
     if failed:
         lines = "\n".join(f"  shard {index}: {why}" for index, why in sorted(failed.items()))
         raise RuntimeError(
             f"{len(failed)} shards failed after {_RETRIES} retries, the others are written; "
-            f"run the same command again to try only these:\n{lines}"
+            f"rerun the command to retry these alone:\n{lines}"
         )
 
 
-def _encoded_shard(plan: Plan, index: int, manifest_digest: str) -> EncodedShard:
-    blocks = [simulate_block(plan, block) for block in plan.blocks(index)]
-    arrays, lost = [block.arrays for block in blocks], dropped(blocks)
-    content = b"".join(encode_shard(arrays, index, manifest_digest, lost))
-    return EncodedShard(content, sum(map(len, blocks)), lost, first_error(blocks))
+def _simulate_shard(plan: Plan, index: int) -> list[Block]:
+    return [simulate_block(plan, block) for block in plan.blocks(index)]

@@ -1,7 +1,7 @@
 """Collecting branches: in memory or streamed to disk, on threads or on a cluster.
 
-Work is cut into blocks of 256 states, and blocks into shards. What is stored does not depend on who
-simulates which block: threads, clusters, interruption and resumption do not change a byte.
+The states are divided into blocks of 256, and the blocks into shards. The stored bytes depend
+neither on the number of threads or machines nor on interruptions.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import numpy as np
 
 from cqm import storage
 from cqm.branches import shards
+from cqm.branches.cluster import simulate_on_cluster
 from cqm.branches.dataset import Branches
 from cqm.branches.recipe import BLOCK, Continuation, Policy, Recipe
 from cqm.branches.simulate import Block, Plan, dropped, first_error, simulate_block
@@ -26,12 +27,12 @@ from cqm.progress import Advance, progress
 from cqm.quotient import ComparisonGraph
 from cqm.worlds.contract import World, concatenate
 
-_SHARD_BYTES = 32 * 2**20
-_MANY_DROPPED = 0.01  # share of the families
+SHARD_BYTES = 32 * 2**20  # approximate size of a shard
+MANY_DROPPED = 0.01  # share of the families above which collecting warns
 
 
 class DroppedWarning(UserWarning):
-    """More than one family in a hundred was dropped, because a branch of it failed."""
+    """More than 1% of the families were dropped, because one of their branches failed."""
 
 
 def collect(
@@ -79,17 +80,8 @@ def collect(
     >>> collect(world, states=4, seed=7)
     Branches(cartpole-swingup, 4 families of 3/3 arms, 1 draws, horizon 12, discount 0.95, seed 7)
     """
-    recipe = Recipe(
-        states=states,
-        horizon=horizon,
-        discount=discount,
-        draws=draws,
-        arms=arms,
-        warmup=warmup,
-        continuation=Continuation.of(continuation),
-        per_step=per_step,
-        seed=seed,
-    )
+    law = Continuation.of(continuation)
+    recipe = Recipe(states, horizon, discount, draws, arms, warmup, law, per_step, seed)
     plan, error = plan_collection(world, recipe), ""
     if cluster is not None and out is None:
         raise ValueError("collecting on a cluster needs a directory to write to; give out=")
@@ -104,36 +96,29 @@ def collect(
     directory = Path(out)
     digest = _prepare(directory, plan)
     missing = [i for i in range(plan.num_shards) if not _is_complete(directory, i, digest)]
-    planned = sum(len(plan.block_states(b)) for i in missing for b in plan.blocks(i))
-    with progress(
-        f"collecting {world.name}", planned, unit="states", show=show_progress
-    ) as advance:
-        if cluster is not None:
-            from cqm.branches.cluster import encoded_shards
-
-            for index, shard in encoded_shards(plan, missing, digest, cluster):
-                shards.write_shard(
-                    directory, index, [shard.content], shard.num_families, shard.dropped
-                )
-                error = error or shard.error
-                advance(sum(len(plan.block_states(b)) for b in plan.blocks(index)))
+    planned = sum(plan.num_states(plan.blocks(index)) for index in missing)
+    what = f"collecting {world.name}"
+    with progress(what, planned, unit="states", show=show_progress) as advance:
+        if cluster is None:
+            simulated = _simulate_shards(plan, missing, threads, blocks_per_task, advance)
         else:
-            for index, blocks in _simulate_shards(plan, missing, threads, blocks_per_task, advance):
-                lost, error = dropped(blocks), error or first_error(blocks)
-                pieces = shards.encode_shard([b.arrays for b in blocks], index, digest, lost)
-                shards.write_shard(directory, index, pieces, sum(map(len, blocks)), lost)
+            simulated = simulate_on_cluster(plan, missing, cluster, advance)
+        for index, blocks in simulated:
+            error = error or first_error(blocks)
+            batches = [block.arrays for block in blocks]
+            shards.write_shard(directory, index, digest, batches, dropped(blocks))
     return _warned(Branches.open(directory), error)
 
 
 def _warned(branches: Branches, error: str) -> Branches:
-    """The branches, after a warning where many families were dropped."""
+    """The branches, after a warning if many families were dropped."""
     lost = sum(branches.dropped.values())
     total = lost + len(branches)
-    if lost > _MANY_DROPPED * total:
+    if lost > MANY_DROPPED * total:
         example = f"; one raised {textwrap.shorten(error, 300)}" if error else ""
         warnings.warn(
-            f"{lost:,} of {total:,} families of {branches.world['name']!r} were "
-            f"dropped: {branches.why_dropped}{example}",
+            f"{lost:,} of {total:,} families of {branches.world['name']!r} were dropped: "
+            f"{branches.why_dropped}{example}",
             DroppedWarning,
             stacklevel=3,
         )
@@ -148,19 +133,19 @@ def plan_collection(world: World, recipe: Recipe) -> Plan:
     if continuation.policy is None:
         continuation.probabilities(num_actions)  # raises for a law that cannot be drawn from
     subsets, num_arms = _check_arms(recipe.arms, num_actions)
-    # Shards of about the same size, whatever a family holds: memory must not grow with it.
+    # Shards of similar size for any size of family, so that memory does not grow with it.
     numbers = recipe.draws * num_arms * len(world.native.feature_names)
     numbers *= 2 + (recipe.horizon if recipe.per_step else 0)
     if world.nuisance is not None:
         numbers += recipe.draws * recipe.horizon * world.nuisance.dimension // 2
-    blocks_per_shard = int(np.clip(_SHARD_BYTES // (8 * numbers * BLOCK), 1, 16))
+    blocks_per_shard = int(np.clip(SHARD_BYTES // (8 * numbers * BLOCK), 1, 16))
     return Plan(world, recipe, subsets, num_arms, blocks_per_shard)
 
 
 def _check_arms(
     arms: int | Sequence[Sequence[int]] | None, num_actions: int
 ) -> tuple[np.ndarray | None, int]:
-    """The subsets to draw arms from, or None for all of a size, and that size."""
+    """Subsets to draw arms from, None for all subsets of one size, and that size."""
     if arms is None:
         return np.arange(num_actions)[None], num_actions
     if isinstance(arms, int):
@@ -168,7 +153,7 @@ def _check_arms(
             raise ValueError(f"arms must be a number in 2..{num_actions}; got {arms}")
         return None, arms
     if not isinstance(arms, tuple) or not all(isinstance(subset, tuple) for subset in arms):
-        raise ValueError(f"arms must be a number or subsets of the actions; got {arms!r}")
+        raise ValueError(f"arms must be a number, or subsets of the actions; got {arms!r}")
     sizes = {len(set(subset)) for subset in arms} | {len(subset) for subset in arms}
     if len(sizes) != 1 or min(sizes) < 2:
         raise ValueError(f"arms must be subsets of one size, at least 2; got {arms}")
@@ -177,7 +162,7 @@ def _check_arms(
 
 
 def available_cores() -> list[int]:
-    """The cores that this process may use; all where the system does not say."""
+    """Cores that this process may use; all cores on systems without processor affinity."""
     if hasattr(os, "sched_getaffinity"):
         return sorted(os.sched_getaffinity(0))
     return list(range(os.cpu_count() or 1))
@@ -190,7 +175,7 @@ def _simulate_shards(
     blocks_per_task: int,
     advance: Advance = lambda count: None,
 ) -> Iterator[tuple[int, list[Block]]]:
-    """Simulate shards on threads, in order; a few blocks ahead of who takes them, not more."""
+    """Simulate shards on threads, in order, at most a few blocks ahead of the consumer."""
     threads = len(available_cores()) if threads is None else threads
     if threads < 1 or blocks_per_task < 1:
         raise ValueError(
@@ -217,7 +202,7 @@ def _simulate_shards(
                 return
             (index, blocks), future = waiting.popleft()
             done += future.result()
-            advance(sum(len(plan.block_states(block)) for block in blocks))
+            advance(plan.num_states(blocks))
             if blocks[-1] == plan.blocks(index)[-1]:
                 yield index, done
                 done = []
@@ -226,7 +211,7 @@ def _simulate_shards(
 
 
 def _prepare(directory: Path, plan: Plan) -> str:
-    """Make or check the directory's manifest; returns its digest."""
+    """Write or check the manifest of a directory, and return its digest."""
     storage.remove_partial(directory)
     files, entry = {}, None
     if plan.world.mixing is not None:
@@ -238,16 +223,16 @@ def _prepare(directory: Path, plan: Plan) -> str:
     try:
         changes = shards.differences(shards.read_manifest(directory), wanted)
     except (FileNotFoundError, storage.DamagedFileError) as error:
-        # The manifest can be made again where all shards say that they belong to this one.
+        # A lost manifest is written again if all shards say that they belong to it.
         if shards.shard_manifests(directory) - {digest}:
             raise ValueError(
-                f"{error}, and the shards in {directory} are of another configuration or damaged; "
-                "choose another directory"
+                f"{error}, and the shards in {directory} are damaged or belong to another "
+                "configuration; choose another directory"
             ) from error
         changes = ""
     if changes:
         raise ValueError(
-            f"{directory} holds branches of another configuration:\n{changes}\n"
+            f"{directory} holds branches of a different configuration:\n{changes}\n"
             "choose another directory, or collect with the configuration stored there"
         )
     for name, content in files.items():
@@ -258,7 +243,7 @@ def _prepare(directory: Path, plan: Plan) -> str:
 
 
 def _is_complete(directory: Path, index: int, digest: str) -> bool:
-    """Whether a shard is there and undamaged; one that is not will be made again."""
+    """Whether a shard exists and is undamaged; other shards are collected again."""
     try:
         shards.open_shard(directory, index, digest).verify()
     except storage.DamagedFileError:

@@ -1,17 +1,18 @@
-"""Branches: a set of branch families, as a value and as a directory on disk.
+"""Branches: a set of branch families, in memory or in a directory.
 
-What is stored is native: features as the simulator gave them and, for a world with a nuisance, one
-nuisance path a draw. They are mixed when read. `cqm/shards.py` is the form on disk.
+Stored features are native: as the simulator gave them, next to one nuisance path per draw if the
+world has a nuisance. They are mixed when read. `cqm.branches.shards` defines the files.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -21,9 +22,11 @@ from cqm.branches.shards import Shard
 from cqm.quotient import Reference, center
 from cqm.worlds.nuisance import mix
 
+Read = Callable[[str], np.ndarray]  # reads the array of a name
+
 
 class Branches:
-    """Branch families: for each state, outcomes of every arm under shared noise and continuation.
+    """Branch families: outcomes of every arm of each state, under shared noise and continuation.
 
     Reading is lazy: an array is read when its property is used, and a slice of the set reads
     only its own rows.
@@ -48,7 +51,7 @@ class Branches:
 
     @classmethod
     def open(cls, directory: str | Path) -> Branches:
-        """Open a set on disk; nothing but names and sizes is read yet."""
+        """Open a set on disk; reads only names and sizes."""
         directory = Path(directory)
         manifest = shard_files.read_manifest(directory)
         return cls(
@@ -73,7 +76,7 @@ class Branches:
 
     def __getitem__(self, rows: slice) -> Branches:
         if not isinstance(rows, slice) or rows.step not in (None, 1):
-            raise ValueError(f"branches are cut by slices without a step; got {rows!r}")
+            raise ValueError(f"branches take slices without a step; got {rows!r}")
         first, last, _ = rows.indices(len(self))
         parts, offset = [], 0
         for shard, start, stop in self._parts:
@@ -85,23 +88,19 @@ class Branches:
         return self._with_parts(parts or [(self._shards[0], 0, 0)])
 
     def split(self, test: int | float) -> tuple[Branches, Branches]:
-        """A training and a test set of different states; `test` is a number or a share."""
-        num = round(test * len(self)) if isinstance(test, float) else test
-        if not 0 < num < len(self):
-            raise ValueError(
-                f"test must leave states on both sides of {len(self)}; got {test}, which is {num}"
-            )
+        """Split into training and test states; `test` is a number of states or a share of them."""
+        num = split_size(test, len(self), "states")
         return self[: len(self) - num], self[len(self) - num :]
 
     def batches(self, size: int = 16 * BLOCK) -> Iterator[Branches]:
-        """The set in consecutive pieces, for work that must not hold all of it in memory."""
+        """Iterate over consecutive pieces, for work that must not hold the whole set in memory."""
         if size < 1:
             raise ValueError(f"size must be at least 1; got {size}")
         for start in range(0, len(self), size):
             yield self[start : start + size]
 
     def block_starts(self) -> np.ndarray:
-        """Where blocks begin, `[blocks]`: families up to the next are read without any others."""
+        """Positions where blocks start, `[blocks]`; reading one block touches no other."""
         starts, offset = [], 0
         for _, start, stop in self._parts:
             aligned = range(start - start % BLOCK, stop, BLOCK)
@@ -110,14 +109,14 @@ class Branches:
         return np.array(starts, np.int64)
 
     def fingerprint(self) -> str:
-        """A checksum of the set by those of its shards; what is on disk is not read for it."""
+        """Checksum of the set, computed from the stored checksums of its shards."""
         parts = [(shard.checksum, start, stop) for shard, start, stop in self._parts]
         content = json.dumps([self.manifest, parts], sort_keys=True)
         return hashlib.sha256(content.encode()).hexdigest()
 
     @property
     def world(self) -> Mapping[str, Any]:
-        """The stored identity of the world."""
+        """Stored identity of the world."""
         return self.manifest["world"]
 
     @property
@@ -127,12 +126,12 @@ class Branches:
 
     @property
     def num_actions(self) -> int:
-        """The number of candidate actions."""
+        """Number of candidate actions."""
         return len(self.candidate_actions)
 
     @property
     def num_arms(self) -> int:
-        """The number of candidate actions that each family branches."""
+        """Number of candidate actions that each family branches."""
         arms = self.recipe.arms
         if arms is None:
             return self.num_actions
@@ -140,71 +139,69 @@ class Branches:
 
     @property
     def dropped(self) -> dict[str, int]:
-        """Families that were dropped, counted by reason."""
+        """Dropped families, counted by reason."""
         return dict(sum((Counter(shard.dropped) for shard in self._shards), Counter()))
 
     @property
     def why_dropped(self) -> str:
-        """The same in words; empty if none was."""
+        """Reasons for dropped families in words; empty if none was dropped."""
         return ", ".join(f"{count:,} {why}" for why, count in self.dropped.items())
 
     @property
     def nuisance(self) -> Mapping[str, Any] | None:
-        """The parameters of the world's nuisance, where it has one."""
+        """Parameters of the nuisance; None if the world has none."""
         return self.world.get("nuisance")
 
     @property
     def observations(self) -> np.ndarray:
-        """What a model sees of each state, `[n, observations]`."""
+        """Observation of each state, `[n, observations]`."""
         return self._mixed(
-            "observations", lambda read: (read("nuisance_start"), read("observation"))
+            "observations", lambda read: read("observation"), lambda read: read("nuisance_start")
         )
 
     @property
     def outcomes(self) -> np.ndarray:
         """Discounted feature sums, `[n, draws, arms, features]`."""
-        return self._mixed("features", lambda read: (self._common(read), read("outcome")))
+        return self._mixed("features", lambda read: read("outcome"), self._common)
 
     def effects(self, reference: Reference = None) -> np.ndarray:
         """Centred outcomes, `[n, draws, actions, features]`.
 
-        Centred before mixing, so that what the branches share never enters the arithmetic.
+        They are centred before mixing, so that signals common to the branches cancel exactly.
         """
-        self._need_all_arms()
+        self.require_all_arms()
         return self._mixed(
             "features",
-            lambda read: (
-                _centered_or_zero(self._common(read), reference),
-                center(read("outcome"), reference),
-            ),
+            lambda read: center(read("outcome"), reference),
+            lambda read: _centered_or_zero(self._common(read), reference),
         )
 
     @property
     def first_features(self) -> np.ndarray:
-        """Features of the first transition of every branch, `[n, draws, arms, features]`."""
-        return self._mixed("features", lambda read: (read("nuisance")[..., 0, :], read("first")))
+        """Features of the first step of every branch, `[n, draws, arms, features]`."""
+        return self._mixed(
+            "features", lambda read: read("first"), lambda read: read("nuisance")[..., 0, :]
+        )
 
     @property
     def step_features(self) -> np.ndarray:
-        """Features of every step, `[n, draws, arms, horizon, features]`, where they were kept."""
-        self._need_steps()
-        return self._mixed("features", lambda read: (read("nuisance"), read("steps")))
+        """Features of every step, `[n, draws, arms, horizon, features]`; needs `per_step`."""
+        self._require_steps()
+        return self._mixed("features", lambda read: read("steps"), lambda read: read("nuisance"))
 
     def step_effects(self, reference: Reference = None) -> np.ndarray:
         """Undiscounted effects at every step, `[n, draws, horizon, actions, features]`."""
-        self._need_all_arms()
-        self._need_steps()
+        self.require_all_arms()
+        self._require_steps()
         return self._mixed(
             "features",
-            lambda read: (
-                _centered_or_zero(np.swapaxes(read("nuisance"), 2, 3), reference),
-                center(np.swapaxes(read("steps"), 2, 3), reference),
-            ),
+            lambda read: center(np.swapaxes(read("steps"), 2, 3), reference),
+            lambda read: _centered_or_zero(np.swapaxes(read("nuisance"), 2, 3), reference),
         )
 
     @property
     def arms(self) -> np.ndarray:
-        """The candidate actions that each family branches, `[n, arms]`."""
+        """Candidate actions that each family branches, `[n, arms]`."""
         return self.array("arms").astype(np.int64)
 
     @property
@@ -214,21 +211,21 @@ class Branches:
 
     @property
     def index(self) -> np.ndarray:
-        """The number that each state had in its collection, `[n]`."""
+        """Number of each state in its collection, `[n]`."""
         return self.array("index")
 
     @property
     def states(self) -> dict[str, np.ndarray]:
-        """The stored simulator states, for the world's `restore`."""
+        """Stored simulator states, for `World.restore`."""
         names = [name for name in self.array_names() if name.startswith("state.")]
         return {name.removeprefix("state."): self.array(name) for name in names}
 
     def array_names(self) -> list[str]:
-        """The names of the stored arrays."""
+        """Names of the stored arrays."""
         return self._shards[0].names()
 
     def array(self, name: str) -> np.ndarray:
-        """A stored array as it is, native and unmixed."""
+        """A stored array as it is, native and not mixed."""
         if name not in self.array_names():
             raise ValueError(f"unknown array {name!r}; available: {self.array_names()}")
         return np.concatenate([s.read(name, slice(a, b)) for s, a, b in self._parts])
@@ -248,55 +245,59 @@ class Branches:
         )
 
     def _mixed(
-        self, what: str, arrays_fn: Callable[[Callable], tuple[np.ndarray, np.ndarray]]
+        self,
+        what: Literal["observations", "features"],
+        native_fn: Callable[[Read], np.ndarray],
+        nuisance_fn: Callable[[Read], np.ndarray],
     ) -> np.ndarray:
-        """Nuisance and native parts of every shard, mixed where the world has a nuisance.
+        """Native values, mixed with the nuisance if the world has one.
 
-        Mixing happens in whole blocks counted from the start of a shard, whatever rows are wanted:
-        the rounding of a matrix product depends on the rows it is given.
+        Mixing is done in whole blocks counted from the start of a shard, whichever rows are wanted,
+        because the rounding of a matrix product depends on its number of rows.
         """
         results = []
         for shard, start, stop in self._parts:
             begin = start - start % BLOCK
             rows = slice(begin, min(-(-stop // BLOCK) * BLOCK, shard.num_families))
 
-            def read(name: str, shard: Shard = shard, rows: slice = rows) -> np.ndarray:
-                if self.nuisance is None and name.startswith("nuisance"):
-                    return self._no_nuisance(name, rows.stop - rows.start)
-                return shard.read(name, rows)
-
-            nuisance, native = arrays_fn(read)
+            read = functools.partial(shard.read, rows=rows)
+            values = native_fn(read)
             if self._mixing is not None and self.nuisance is not None:
-                scaled = self.nuisance["amplitude"] * nuisance.astype(float)
-                scaled = np.broadcast_to(scaled, (*native.shape[:-1], scaled.shape[-1]))
-                native = mix(scaled, native, self._mixing[what])
-            results.append(native[start - begin : stop - begin])
+                scaled = self.nuisance["amplitude"] * nuisance_fn(read).astype(float)
+                scaled = np.broadcast_to(scaled, (*values.shape[:-1], scaled.shape[-1]))
+                values = mix(scaled, values, self._mixing[what])
+            results.append(values[start - begin : stop - begin])
         return np.concatenate(results)
 
-    def _no_nuisance(self, name: str, num: int) -> np.ndarray:
-        """A nuisance of dimension zero, in the shape of the real one."""
-        if name == "nuisance_start":
-            return np.empty((num, 0))
-        return np.empty((num, self.recipe.draws, 1, self.recipe.horizon, 0))
+    def _common(self, read: Read) -> np.ndarray:
+        """Discounted sum of the nuisance path, `[n, draws, arms or 1, dimension]`."""
+        return self.recipe.discounted(read("nuisance"))
 
-    def _common(self, read: Callable[[str], np.ndarray]) -> np.ndarray:
-        """The discounted sum of the nuisance path, `[n, draws, arms or 1, dimension]`."""
-        return discounted(read("nuisance"), self.recipe.discounts)
-
-    def _need_all_arms(self) -> None:
+    def require_all_arms(self) -> None:
+        """Raise unless each family branches all candidate actions."""
         if self.num_arms < self.num_actions:
             raise ValueError(
                 f"each family branches {self.num_arms} of {self.num_actions} actions, so its "
                 "effects cannot be centred alone; use pairwise differences of `outcomes`"
             )
 
-    def _need_steps(self) -> None:
+    def _require_steps(self) -> None:
         if not self.recipe.per_step:
-            raise ValueError("features of single steps were not kept; collect with per_step=True")
+            raise ValueError("features of every step were not stored; collect with per_step=True")
+
+
+def split_size(test: int | float, num: int, what: str) -> int:
+    """Size of the test set of a split, given as a number or as a share; neither set is empty."""
+    size = round(test * num) if isinstance(test, float) else test
+    if not 0 < size < num:
+        raise ValueError(
+            f"test must leave some of the {num} {what} for each set; got {test}, which is {size}"
+        )
+    return size
 
 
 def combine(sets: Sequence[Branches]) -> Branches:
-    """One set from several of the same world and recipe, collected with different seeds."""
+    """Combine sets of the same world and recipe that were collected with different seeds."""
     if not sets:
         raise ValueError("combine needs at least one set of branches; got none")
     first = sets[0]
@@ -304,11 +305,11 @@ def combine(sets: Sequence[Branches]) -> Branches:
         changes = shard_files.differences(
             {**first.manifest, "recipe": _comparable(first)},
             {**other.manifest, "recipe": _comparable(other)},
-            # The world says how it mixes.
+            # The world determines the mixing.
             ignore=("num_shards", "blocks_per_shard", "mixing", "combined_seeds"),
         )
         if changes:
-            raise ValueError("branches of different kinds cannot be combined:\n" + changes)
+            raise ValueError("branches of different configurations cannot be combined:\n" + changes)
     seen: set[tuple[int, int]] = set()
     for branches in sets:
         keys = {(branches.recipe.seed, int(i)) for i in branches.index}
@@ -320,21 +321,12 @@ def combine(sets: Sequence[Branches]) -> Branches:
         seen |= keys
     seeds = {s for b in sets for s in b.manifest.get("combined_seeds", [b.recipe.seed])}
     several = {"combined_seeds": sorted(seeds)} if len(seeds) > 1 else {}
-    combined = Branches(
+    return Branches(
         {**first.manifest, **several},
         list({id(shard): shard for branches in sets for shard in branches._shards}.values()),
         mixing=first._mixing,
         parts=[part for branches in sets for part in branches._parts],
     )
-    return combined
-
-
-def discounted(steps: np.ndarray, discounts: np.ndarray) -> np.ndarray:
-    """Σ_k γᵏ steps[..., k, :], one step after the other so that a row's bits are its own."""
-    total = np.zeros((*steps.shape[:-2], steps.shape[-1]))
-    for k, weight in enumerate(discounts):
-        total += weight * steps[..., k, :]
-    return total
 
 
 def _comparable(branches: Branches) -> dict[str, Any]:
@@ -342,5 +334,5 @@ def _comparable(branches: Branches) -> dict[str, Any]:
 
 
 def _centered_or_zero(common: np.ndarray, reference: Reference) -> np.ndarray:
-    """The nuisance's part of the effects: nothing where the branches share one path."""
+    """Nuisance part of the effects: zero if the branches share one path."""
     return np.zeros_like(common) if common.shape[-2] <= 1 else center(common, reference)

@@ -147,6 +147,16 @@ class Recipe:
         """γᵏ for every step, `[horizon]`."""
         return self.discount ** np.arange(self.horizon)
 
+    def discounted(self, steps: np.ndarray) -> np.ndarray:
+        """Discounted sum over the steps, Σₖ γᵏ steps[..., k, :].
+
+        The steps are added in order, so the bits of a row do not depend on the other rows.
+        """
+        total = np.zeros((*steps.shape[:-2], steps.shape[-1]))
+        for k, weight in enumerate(self.discounts):
+            total += weight * steps[..., k, :]
+        return total
+
     def to_json(self) -> dict[str, Any]:
         """The recipe as JSON values, as manifests store it."""
         return json.loads(json.dumps({**vars(self), "continuation": self.continuation.law}))

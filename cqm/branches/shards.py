@@ -1,16 +1,15 @@
-"""The form of branches on disk: an immutable manifest and numbered shards.
+"""Branches on disk: an immutable manifest and numbered shards.
 
-Each shard is a safetensors file with a small JSON sidecar that holds its checksum and what was
-dropped from it. The sidecar is written last: a shard without one does not count. A shard also
-knows its own number and the manifest it belongs to, so that swapped and foreign files are noticed.
+Each shard is a safetensors file with a small JSON sidecar that holds its checksum and the number of
+dropped families. The sidecar is written last: a shard without one does not count. A shard also
+stores its own number and the digest of its manifest, so that swapped and foreign files are refused.
 """
 
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -23,7 +22,7 @@ from cqm.storage import DamagedFileError
 SCHEMA = 1
 MANIFEST = "manifest.json"
 MIXING = "mixing.safetensors"
-_REPAIR = "collect again into the same directory, which remakes only what is missing or damaged"
+_REPAIR = "collect again into the same directory; only missing and damaged files are replaced"
 
 
 class Shard(Protocol):
@@ -31,57 +30,53 @@ class Shard(Protocol):
 
     @property
     def num_families(self) -> int:
-        """How many."""
+        """Number of families."""
 
     @property
     def dropped(self) -> Mapping[str, int]:
-        """Families that were dropped, counted by reason."""
+        """Dropped families, counted by reason."""
 
     @property
     def checksum(self) -> str:
-        """Of the content."""
+        """SHA-256 of the content."""
 
     def read(self, name: str, rows: slice) -> np.ndarray:
         """Rows of one array."""
 
     def names(self) -> list[str]:
-        """The names of the arrays."""
+        """Names of the arrays."""
 
     def verify(self) -> None:
-        """Raise where the content is not what was written."""
+        """Raise if the content does not match the checksum."""
 
 
 @dataclass(frozen=True)
 class MemoryShard:
-    """A shard that was never written."""
+    """A shard in memory."""
 
     arrays: Mapping[str, np.ndarray]
     dropped: Mapping[str, int]
 
     @property
     def num_families(self) -> int:
-        """How many."""
+        """Number of families."""
         return len(self.arrays["index"])
 
     @functools.cached_property
     def checksum(self) -> str:
-        """Of the content."""
-        digest = hashlib.sha256()
-        for name in self.names():
-            digest.update(name.encode())
-            digest.update(np.ascontiguousarray(self.arrays[name]).data)
-        return digest.hexdigest()
+        """SHA-256 of the content."""
+        return storage.sha256_arrays(self.arrays)
 
     def read(self, name: str, rows: slice) -> np.ndarray:
         """Rows of one array."""
         return self.arrays[name][rows]
 
     def names(self) -> list[str]:
-        """The names of the arrays."""
+        """Names of the arrays."""
         return sorted(self.arrays)
 
     def verify(self) -> None:
-        """Nothing can have happened to it."""
+        """Do nothing: memory has no checksum to match."""
 
 
 @dataclass
@@ -99,37 +94,37 @@ class FileShard:
         if not self._verified:
             self.verify()
         with storage.open_arrays(self.path) as file:
-            if self.num_families == 0:  # of which the library refuses a slice
+            if self.num_families == 0:  # safetensors refuses slices of empty arrays
                 return file.get_tensor(name)
             return file.get_slice(name)[rows]
 
     def names(self) -> list[str]:
-        """The names of the arrays."""
+        """Names of the arrays."""
         with storage.open_arrays(self.path) as file:
             return sorted(file.keys())
 
     def verify(self) -> None:
-        """Check every byte against the checksum."""
+        """Raise unless every byte matches the checksum."""
         if storage.sha256(self.path) != self.checksum:
             raise DamagedFileError(f"{self.path} is damaged: its checksum is wrong; {_REPAIR}")
         self._verified = True
 
 
 def open_all(directory: Path, manifest: Mapping[str, Any]) -> list[FileShard]:
-    """All shards of a complete set."""
+    """Open all shards of a complete set."""
     digest = storage.sha256(directory / MANIFEST)
     shards = [open_shard(directory, i, digest) for i in range(manifest["num_shards"])]
     known = {shard.path for shard in shards}
     extra = sorted(p.name for p in directory.glob(shard_name("*")) if p not in known)
     if extra:
         raise DamagedFileError(
-            f"{directory} holds shards that its manifest does not know: {extra}; remove them"
+            f"{directory} contains shards that its manifest does not list: {extra}; remove them"
         )
     return shards
 
 
 def shard_name(index: int | str) -> str:
-    """The file name of a shard.
+    """File name of a shard.
 
     >>> shard_name(3)
     'shard-00003.safetensors'
@@ -138,46 +133,36 @@ def shard_name(index: int | str) -> str:
     return f"shard-{number}.safetensors"
 
 
-def encode_shard(
-    batches: Sequence[Mapping[str, np.ndarray]],
+def write_shard(
+    directory: Path,
     index: int,
     manifest_digest: str,
-    dropped: Mapping[str, int] | None = None,
-) -> Iterator[bytes | memoryview]:
-    """The pieces of a shard file, which knows its own number and the manifest it belongs to."""
+    batches: Sequence[Mapping[str, np.ndarray]],
+    dropped: Mapping[str, int],
+) -> None:
+    """Write a shard from consecutive batches of families, and then its sidecar."""
+    path = directory / shard_name(index)
     metadata = {
         "kind": "cqm branches",
         "shard": str(index),
         "manifest": manifest_digest,
-        "dropped": json.dumps(dropped or {}, sort_keys=True),
+        "dropped": json.dumps(dropped, sort_keys=True),
     }
-    return storage.encode_arrays(batches, metadata)
-
-
-def write_shard(
-    directory: Path,
-    index: int,
-    pieces: Iterable[bytes | memoryview],
-    num_families: int,
-    dropped: Mapping[str, int],
-) -> None:
-    """Write a shard, and then the sidecar that makes it count."""
-    path = directory / shard_name(index)
-    written = storage.write_pieces(path, pieces)
+    written = storage.write_pieces(path, storage.encode_arrays(batches, metadata))
     storage.write_json(
         path.with_suffix(".json"),
         {
             "shard": index,
             "sha256": written.sha256,
             "bytes": written.num_bytes,
-            "families": num_families,
+            "families": sum(len(batch["index"]) for batch in batches),
             "dropped": dict(sorted(dropped.items())),
         },
     )
 
 
 def open_shard(directory: Path, index: int, manifest_digest: str) -> FileShard:
-    """A shard on disk, after checks of what can be checked without reading its data."""
+    """Open a shard on disk, with all checks that do not read its data."""
     try:
         return _checked_shard(directory, index, manifest_digest)
     except DamagedFileError as error:
@@ -197,7 +182,7 @@ def _checked_shard(directory: Path, index: int, manifest_digest: str) -> FileSha
     except KeyError as error:
         raise DamagedFileError(f"{sidecar_path} lacks {error}") from error
     if path.stat().st_size != size:
-        raise DamagedFileError(f"{path} has {path.stat().st_size} bytes and should have {size}")
+        raise DamagedFileError(f"{path} has {path.stat().st_size} bytes instead of {size}")
     with storage.open_arrays(path) as file:
         metadata = file.metadata() or {}
         rows = file.get_slice("index").get_shape()[0]
@@ -207,7 +192,7 @@ def _checked_shard(directory: Path, index: int, manifest_digest: str) -> FileSha
         )
     if metadata.get("manifest") != manifest_digest:
         raise DamagedFileError(
-            f"{path} belongs to another set of branches, or its manifest was changed"
+            f"{path} belongs to another set of branches, or the manifest was changed"
         )
     if (number, num_families, dropped) != (index, rows, json.loads(metadata.get("dropped", "{}"))):
         raise DamagedFileError(f"{sidecar_path} does not describe {path.name}")
@@ -215,17 +200,17 @@ def _checked_shard(directory: Path, index: int, manifest_digest: str) -> FileSha
 
 
 def read_manifest(directory: Path) -> dict[str, Any]:
-    """The manifest of a set on disk, checked."""
+    """Read and check the manifest of a set on disk."""
     path = Path(directory) / MANIFEST
     if not path.exists():
-        raise FileNotFoundError(f"{directory} holds no branches: {MANIFEST} is missing")
+        raise FileNotFoundError(f"{directory} contains no branches: {MANIFEST} is missing")
     try:
         manifest = storage.read_json(path)
     except DamagedFileError as error:
         raise DamagedFileError(f"{error}; {_REPAIR}") from error
     if manifest.get("schema") != SCHEMA:
         raise ValueError(
-            f"{path} has schema {manifest.get('schema')!r}; this version reads {SCHEMA}"
+            f"{path} has schema {manifest.get('schema')!r}; this version reads schema {SCHEMA}"
         )
     needed = {"world", "recipe", "candidate_actions", "feature_names", "observation_names"}
     missing = sorted((needed | {"num_shards", "blocks_per_shard", "mixing"}) - set(manifest))
@@ -235,7 +220,7 @@ def read_manifest(directory: Path) -> dict[str, Any]:
 
 
 def shard_manifests(directory: Path) -> set[str | None]:
-    """The manifests that the shards of a directory belong to, by digest; None for unreadable."""
+    """Digests of the manifests that the shards of a directory belong to; None if unreadable."""
     digests: set[str | None] = set()
     for path in directory.glob(shard_name("*")):
         try:
@@ -247,7 +232,7 @@ def shard_manifests(directory: Path) -> set[str | None]:
 
 
 def read_mixing(directory: Path, manifest: Mapping[str, Any]) -> dict[str, np.ndarray] | None:
-    """The matrices that mix the nuisance in, for a world that has one."""
+    """Read the mixing matrices of the nuisance; None if the world has none."""
     entry = manifest["mixing"]
     if entry is None:
         return None
@@ -255,7 +240,7 @@ def read_mixing(directory: Path, manifest: Mapping[str, Any]) -> dict[str, np.nd
         path = storage.inside(directory, entry["file"])
     except ValueError as error:
         raise DamagedFileError(
-            f"{directory / MANIFEST} is not to be trusted: {error}; collect into another directory"
+            f"{directory / MANIFEST} cannot be trusted: {error}; collect into another directory"
         ) from error
     if not path.exists() or storage.sha256(path) != entry["sha256"]:
         raise DamagedFileError(f"{path} is missing or damaged; {_REPAIR}")
@@ -263,7 +248,7 @@ def read_mixing(directory: Path, manifest: Mapping[str, Any]) -> dict[str, np.nd
 
 
 def differences(old: Any, new: Any, *, ignore: Sequence[str] = (), path: str = "") -> str:
-    """What differs between two JSON values, one line each; empty where nothing does.
+    """Differences between two JSON values, one per line; empty if they are equal.
 
     >>> print(differences({"seed": 1, "horizon": 12}, {"seed": 2, "horizon": 12}))
       seed: 1 -> 2

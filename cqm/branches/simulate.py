@@ -1,15 +1,15 @@
 """Branching a block of states: the body of the paper's algorithm 1.
 
-From each state one branch a candidate action is rolled out. The branches of a family share the
-state, the noise and the continuation, and differ by the first action alone. All randomness is keyed
-by (seed, block, purpose), never by who does the work.
+One branch per candidate action is rolled out from each state. The branches of a family share the
+state, the noise and the continuation, and differ in the first action alone. All randomness is keyed
+by (seed, block, purpose), never by the worker.
 """
 
 from __future__ import annotations
 
 import platform
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
@@ -18,7 +18,6 @@ import numpy as np
 
 import cqm
 from cqm.branches import shards
-from cqm.branches.dataset import discounted
 from cqm.branches.recipe import BLOCK, Policy, Recipe
 from cqm.worlds.contract import States, Status, World, concatenate, take
 from cqm.worlds.identity import stored_identity
@@ -28,11 +27,11 @@ _RESET, _WARMUP, _CONTINUATION, _NOISE, _NUISANCE, _ARMS = range(6)  # purposes 
 
 @dataclass(frozen=True)
 class Block:
-    """The families of one block of states, and how many were dropped for what reason."""
+    """The families of one block of states, and the number dropped for each reason."""
 
     arrays: dict[str, np.ndarray]
     dropped: Counter[str]
-    error: str = ""  # that one of them raised
+    error: str = ""  # message of the first exception, if any
 
     def __len__(self) -> int:
         return len(self.arrays["index"])
@@ -40,35 +39,39 @@ class Block:
 
 @dataclass(frozen=True)
 class Plan:
-    """A world, a recipe that fits it, and how the work is cut."""
+    """A world, a recipe that fits it, and the division of the work into shards and blocks."""
 
     world: World
     recipe: Recipe
-    subsets: np.ndarray | None  # [subsets, arms] to draw from; None for all subsets of a size
+    subsets: np.ndarray | None  # [subsets, arms] to draw from; None for all of size num_arms
     num_arms: int
     blocks_per_shard: int
 
     @property
     def policy(self) -> Policy | None:
-        """The state-dependent continuation, if it is one."""
+        """The policy of a state-dependent continuation; None for an open-loop one."""
         return self.recipe.continuation.policy
 
     @property
     def num_shards(self) -> int:
-        """Shards in all."""
+        """Number of shards."""
         return -(-self.recipe.states // (BLOCK * self.blocks_per_shard))
 
     def blocks(self, shard: int) -> range:
-        """The blocks of a shard."""
+        """Numbers of the blocks in a shard."""
         first = shard * self.blocks_per_shard
         return range(first, min(first + self.blocks_per_shard, -(-self.recipe.states // BLOCK)))
 
     def block_states(self, block: int) -> range:
-        """The numbers of a block's states."""
+        """Numbers of the states in a block."""
         return range(block * BLOCK, min((block + 1) * BLOCK, self.recipe.states))
 
+    def num_states(self, blocks: Iterable[int]) -> int:
+        """Number of states in some blocks."""
+        return sum(len(self.block_states(block)) for block in blocks)
+
     def manifest(self, mixing_file: Mapping[str, str] | None) -> dict[str, Any]:
-        """Everything that determines the stored bytes, and the versions that made them."""
+        """Everything that determines the stored bytes, and the versions that wrote them."""
         return {
             "schema": shards.SCHEMA,
             "world": stored_identity(self.world),
@@ -88,10 +91,10 @@ class Plan:
 
 
 def simulate_block(plan: Plan, block: int) -> Block:
-    """All families of a block of states."""
+    """Simulate all families of a block of states."""
     native, nuisance, recipe = plan.world.native, plan.world.nuisance, plan.recipe
-    states_of_block = plan.block_states(block)
-    num, draws, num_arms = len(states_of_block), recipe.draws, plan.num_arms
+    index = np.array(plan.block_states(block))
+    num, draws, num_actions = len(index), recipe.draws, len(plan.world.candidate_actions)
 
     states, status, error = _initial_states(native, recipe, block, num)
     arms = _draw_arms(plan, stream(recipe.seed, block, _ARMS), num)
@@ -102,7 +105,7 @@ def simulate_block(plan: Plan, block: int) -> Block:
     noise = noise.reshape(num, draws, *noise.shape[1:])
 
     arrays = {
-        "index": np.array(states_of_block),
+        "index": index,
         "arms": arms.astype(np.int16),
         "observation": native.observe(states),
         **{f"state.{key}": values for key, values in native.store(states).items()},
@@ -111,44 +114,44 @@ def simulate_block(plan: Plan, block: int) -> Block:
     if nuisance is not None:
         rng = stream(recipe.seed, block, _NUISANCE)
         arrays["nuisance_start"] = start = nuisance.start(num, rng)
-        copies = num_arms if nuisance.coupling == "independent" else 1
+        copies = plan.num_arms if nuisance.coupling == "independent" else 1
         shape = (num, draws, copies, recipe.horizon)
         arrays["nuisance"] = path = nuisance.path(start[:, None, None], nuisance.noise(shape, rng))
     if noise.size:
         arrays["noise"] = noise
 
-    features, continuation = [], []
+    steps, continuation = [], []
     for draw in range(draws):
         if plan.policy is None:
-            actions = recipe.continuation.draw(uniforms[:, draw], len(plan.world.candidate_actions))
+            actions = recipe.continuation.draw(uniforms[:, draw], num_actions)
             result = roll_open_loop(plan, states, arms, actions, noise[:, draw])
         else:
             common = None if path is None else path[:, draw]
             result = roll_closed_loop(plan, states, arms, uniforms[:, draw], noise[:, draw], common)
-        features.append(result.features)
+        steps.append(result.features)
         continuation.append(result.continuation)
         error = error or result.error
         status = np.where(status == Status.OK, result.status, status)
-    # [num, draws, arms, horizon, features]; a single draw need not be copied
-    stacked = np.stack(features, axis=1) if draws > 1 else features[0][:, None]
+    # [n, draws, arms, horizon, features]; a single draw is not copied
+    features = np.stack(steps, axis=1) if draws > 1 else steps[0][:, None]
     arrays["continuation"] = np.stack(continuation, axis=1).astype(np.int16)
-    # Whatever a world reports, what is stored is finite.
+    # Stored values are finite, whatever status a world reports.
     finite = np.isfinite(arrays["observation"]).all(axis=1)
-    finite &= np.isfinite(stacked).reshape(num, -1).all(axis=1)
+    finite &= np.isfinite(features).reshape(num, -1).all(axis=1)
     status = np.where((status == Status.OK) & ~finite, Status.NOT_FINITE, status)
-    stacked[status != Status.OK] = 0  # what failed must not overflow in the sum
-    arrays["outcome"] = discounted(stacked, recipe.discounts)
-    arrays["first"] = stacked[..., 0, :].copy()  # a view would keep every step in memory
+    features[status != Status.OK] = 0  # failed families must not overflow in the sum
+    arrays["outcome"] = recipe.discounted(features)
+    arrays["first"] = features[..., 0, :].copy()  # a view would keep every step in memory
     if plan.policy is not None:
         arrays["uniforms"] = uniforms
     if recipe.per_step:
-        arrays["steps"] = stacked
+        arrays["steps"] = features
 
-    whole = status == Status.OK
-    if whole.all():
+    kept = status == Status.OK
+    if kept.all():
         return Block(arrays, Counter())
-    reasons = Counter(Status(s).name.lower().replace("_", " ") for s in status[~whole])
-    return Block({name: values[whole] for name, values in arrays.items()}, reasons, error)
+    reasons = Counter(Status(s).name.lower().replace("_", " ") for s in status[~kept])
+    return Block({name: values[kept] for name, values in arrays.items()}, reasons, error)
 
 
 @dataclass(frozen=True)
@@ -156,22 +159,22 @@ class FamilyRollout:
     """The branches of each state in one draw."""
 
     features: np.ndarray  # [n, arms, horizon, features]
-    status: np.ndarray  # [n], the worst of a family's branches
+    status: np.ndarray  # [n], the worst status among the branches of a family
     continuation: np.ndarray  # [n, arms or 1, horizon − 1], candidate actions
-    error: str  # that one of them raised, or nothing
+    error: str  # message of the first exception, or empty
 
 
 def roll_open_loop(
     plan: Plan, states: States, arms: np.ndarray, continuation: np.ndarray, noise: np.ndarray
 ) -> FamilyRollout:
-    """Branches whose continuation does not depend on the state, at the simulator's own speed.
+    """Roll out branches whose continuation does not depend on the state, in one call.
 
     Args:
         plan: The world and the recipe.
         states: `n` states.
         arms: First actions of each family, `[n, arms]`.
         continuation: Actions after the first, shared by the arms, `[n, horizon − 1]`.
-        noise: Shared by the arms, `[n, horizon, noise]`.
+        noise: Noise of the world, shared by the arms, `[n, horizon, noise]`.
     """
     num, num_arms = arms.shape
     actions = plan.world.candidate_actions
@@ -186,7 +189,7 @@ def roll_open_loop(
         final=False,
     )
     features = result.features.reshape(num, num_arms, *result.features.shape[1:])
-    status = _worst(result.status, num)
+    status = result.status.reshape(num, num_arms).max(axis=1)
     return FamilyRollout(features, status, continuation[:, None], result.error)
 
 
@@ -198,16 +201,16 @@ def roll_closed_loop(
     noise: np.ndarray,
     nuisance: np.ndarray | None,
 ) -> FamilyRollout:
-    """Branches whose continuation sees the state, with the policy's noise shared by the arms.
+    """Roll out branches whose continuation is a policy; the arms share the policy's noise.
 
     Args:
         plan: The world, the recipe and the policy.
         states: `n` states.
         arms: First actions of each family, `[n, arms]`.
-        uniforms: The policy's noise, `[n, horizon − 1]`.
-        noise: The world's noise, `[n, horizon, noise]`.
-        nuisance: The path of the nuisance, `[n, arms or 1, horizon, dimension]`; the policy
-            sees it too.
+        uniforms: Noise of the policy, `[n, horizon − 1]`.
+        noise: Noise of the world, `[n, horizon, noise]`.
+        nuisance: Path of the nuisance, which the policy observes too,
+            `[n, arms or 1, horizon, dimension]`.
     """
     num, num_arms = arms.shape
     rows = np.repeat(np.arange(num), num_arms)
@@ -227,39 +230,40 @@ def roll_closed_loop(
         error = error or result.error
         status = np.where(status == Status.OK, result.status, status)
         states = _replaced(result.states, states, result.status != Status.OK)
-    stacked = np.stack(features, axis=1).reshape(num, num_arms, plan.recipe.horizon, -1)
-    continuation = np.array(chosen, dtype=int).reshape(-1, len(rows)).T
     return FamilyRollout(
-        stacked, _worst(status, num), continuation.reshape(num, num_arms, -1), error
+        np.stack(features, axis=1).reshape(num, num_arms, plan.recipe.horizon, -1),
+        status.reshape(num, num_arms).max(axis=1),
+        np.array(chosen, dtype=int).reshape(-1, len(rows)).T.reshape(num, num_arms, -1),
+        error,
     )
 
 
 def _policy_actions(plan: Plan, observations: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
-    """The policy's candidate actions, checked."""
+    """Candidate actions chosen by the policy, checked."""
     assert plan.policy is not None
     actions = np.asarray(plan.policy.act(observations, uniforms))
     num_actions = len(plan.world.candidate_actions)
     if actions.shape != uniforms.shape or not np.isin(actions, np.arange(num_actions)).all():
         raise ValueError(
             f"policy {plan.policy.name!r} must return one candidate action in 0..{num_actions - 1} "
-            f"for each of {len(uniforms)} rows; got {actions}"
+            f"per row, {len(uniforms)} in all; got {actions}"
         )
     return actions.astype(int)
 
 
 def stream(seed: int, block: int, purpose: int) -> np.random.Generator:
-    """The random stream of a block for one purpose."""
+    """Random generator of a block for one purpose."""
     return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(block, purpose)))
 
 
 def _initial_states(
     world: World, recipe: Recipe, block: int, num: int
 ) -> tuple[States, np.ndarray, str]:
-    """States after a random number of random controls, whether they got there, what was raised."""
+    """States after a random number of random controls, their status and the first exception."""
     states = world.reset(num, stream(recipe.seed, block, _RESET))
     status, error = np.zeros(num, dtype=np.int8), ""
     least, most = recipe.warmup or (0, 0)
-    if most == 0:  # a user's sampler need not know what no steps are
+    if most == 0:  # a user's noise sampler may not support a horizon of zero
         return states, status, error
     rng = stream(recipe.seed, block, _WARMUP)
     lengths = rng.integers(least, most + 1, size=num)
@@ -273,7 +277,7 @@ def _initial_states(
     try:
         noise = world.sample_noise(num, most, rng)
     except ValueError as problem:
-        raise ValueError(f"a warmup of up to {most} steps: {problem}") from problem
+        raise ValueError(f"in a warmup of up to {most} steps: {problem}") from problem
     groups, order = [], []
     for length in np.unique(lengths):
         rows = np.flatnonzero(lengths == length)
@@ -288,7 +292,7 @@ def _initial_states(
 
 
 def _draw_arms(plan: Plan, rng: np.random.Generator, num: int) -> np.ndarray:
-    """The arms of each family, sorted, drawn without looking at its state."""
+    """Sorted arms of each family, `[n, arms]`, drawn independently of its state."""
     if plan.subsets is not None:
         return plan.subsets[rng.integers(len(plan.subsets), size=num)]
     keys = rng.random((num, len(plan.world.candidate_actions)))
@@ -296,21 +300,17 @@ def _draw_arms(plan: Plan, rng: np.random.Generator, num: int) -> np.ndarray:
 
 
 def _replaced(after: States, before: States, failed: np.ndarray) -> States:
-    """States in which those that failed are as they were: nobody should have to look at NaN."""
+    """The new states, with the old ones wherever a step failed, so that no state is NaN."""
     if not failed.any():
         return after
     return take(concatenate([after, before]), np.arange(len(failed)) + len(failed) * failed)
 
 
-def _worst(status: np.ndarray, num: int) -> np.ndarray:
-    return status.reshape(num, -1).max(axis=1)
-
-
 def dropped(blocks: Sequence[Block]) -> Counter[str]:
-    """Families of some blocks that were dropped, counted by reason."""
+    """Dropped families of some blocks, counted by reason."""
     return sum((block.dropped for block in blocks), Counter())
 
 
 def first_error(blocks: Sequence[Block]) -> str:
-    """What the first family that was dropped for it raised, or nothing."""
+    """Message of the first exception in some blocks, or an empty string."""
     return next((block.error for block in blocks if block.error), "")

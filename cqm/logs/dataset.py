@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from cqm import storage
-from cqm.branches.dataset import Branches, discounted
+from cqm.branches.dataset import Branches, split_size
 from cqm.branches.recipe import Recipe
 from cqm.logs.coverage import Coverage, measure_coverage
 from cqm.logs.validate import (
@@ -177,7 +177,7 @@ class Logs:
                 observations; uniform by default.
             rng: Chooses the arms.
         """
-        branches._need_all_arms()
+        branches.require_all_arms()
         observations, num = branches.observations, len(branches)
         if callable(propensities):
             propensities = propensities(observations)
@@ -243,12 +243,7 @@ class Logs:
 
         Groups are never torn apart: the test set is then of whole ones, and at least as large.
         """
-        num = round(test * len(self)) if isinstance(test, float) else test
-        if not 0 < num < len(self):
-            raise ValueError(
-                f"test must leave trajectories on both sides of {len(self)}; got {test}, which "
-                f"is {num}"
-            )
+        num = split_size(test, len(self), "trajectories")
         if self.groups is None:
             return self[: len(self) - num], self[len(self) - num :]
         _, first, number = np.unique(self.groups, return_index=True, return_inverse=True)
@@ -282,7 +277,7 @@ class Logs:
     @property
     def outcomes(self) -> np.ndarray:
         """Discounted feature sums, `[n, features]`."""
-        return discounted(self.features, self.recipe.discounts)
+        return self.recipe.discounted(self.features)
 
     @property
     def features_are_next_observation(self) -> bool:

@@ -8,20 +8,20 @@ import pytest
 
 import cqm
 from cqm import storage
+from cqm.branches import audit as auditing
 from cqm.branches import shards
-from cqm.branches import audit as coupling
 from cqm.worlds.function import FunctionWorld
 from cqm.worlds.nuisance import Nuisance, NuisanceWorld
 
 SETTINGS = {"states": 300, "horizon": 6, "seed": 3}
 
 
-def findings(certificate):
-    return {finding.name: finding for finding in certificate.checks}
+def findings(report):
+    return {finding.name: finding for finding in report.checks}
 
 
-def failed(certificate):
-    return {finding.name for finding in certificate.checks if not finding.passed}
+def failed(report):
+    return {finding.name for finding in report.checks if not finding.passed}
 
 
 def noisy_world(name="drift"):
@@ -42,47 +42,51 @@ def rewrite(directory, index, change):
     sidecar = storage.read_json(directory / shards.shard_name(index).replace("safetensors", "json"))
     change(arrays)
     digest = storage.sha256(directory / shards.MANIFEST)
-    pieces = shards.encode_shard([arrays], index, digest)
-    shards.write_shard(directory, index, pieces, sidecar["families"], sidecar["dropped"])
+    shards.write_shard(directory, index, digest, [arrays], sidecar["dropped"])
 
 
 @pytest.mark.parametrize("name", ["cartpole-swingup", "reacher-easy", "cheetah-run"])
 def test_a_collected_set_passes_and_the_result_is_stored(name, tmp_path):
     world = cqm.load_world(name, nuisance=8, seed=7)
     branches = cqm.collect(world, out=tmp_path, **SETTINGS)
-    certificate = cqm.audit(branches)
-    assert certificate, str(certificate)
-    assert certificate.passed
-    assert len(certificate.checks) == 9
+    report = cqm.audit(branches)
+    assert report, str(report)
+    assert report.passed
+    assert len(report.checks) == 9
     stored = json.loads((tmp_path / "audit.json").read_text())
     assert stored["passed"] is True
-    assert [f["name"] for f in stored["checks"]] == list(findings(certificate))
-    assert cqm.Branches.open(tmp_path)  # the certificate does not disturb the set
+    assert [f["name"] for f in stored["checks"]] == list(findings(report))
+    assert cqm.Branches.open(tmp_path)  # the report does not disturb the set
 
 
 def test_draws_subsets_of_arms_and_exogenous_noise_pass():
     world = NuisanceWorld(noisy_world(), Nuisance(dimension=3))
     branches = cqm.collect(world, draws=2, arms=2, **SETTINGS)
-    certificate = cqm.audit(branches, world)
-    assert certificate, str(certificate)
+    report = cqm.audit(branches, world)
+    assert report, str(report)
 
 
 def test_a_policy_that_sees_the_state_passes():
     world = NuisanceWorld(noisy_world(), Nuisance(dimension=3))
     policy = cqm.Policy("toss", lambda obs, u: ((u + (obs[:, 0] > 0)) * 1.5).astype(int))
     branches = cqm.collect(world, continuation=policy, **SETTINGS)
-    certificate = cqm.audit(branches, world, policy=policy)
-    assert certificate, str(certificate)
-    with pytest.raises(ValueError, match=r"continued by 'toss'; give policy="):
+    report = cqm.audit(branches, world, policy=policy)
+    assert report, str(report)
+    with pytest.raises(ValueError, match=r"the continuation of the set is 'toss'; give policy="):
         cqm.audit(branches, world)
-    with pytest.raises(ValueError, match="continued by 'toss'; got 'other'"):
+    with pytest.raises(
+        ValueError, match="the continuation of the set is 'toss'; got policy 'other'"
+    ):
         cqm.audit(branches, world, policy=cqm.Policy("other", policy.act))
 
 
 def test_independent_nuisance_is_noticed():
     world = NuisanceWorld(noisy_world(), Nuisance(dimension=3, coupling="independent"))
-    certificate = cqm.audit(cqm.collect(world, **SETTINGS), world)
-    assert failed(certificate) == {"the branches of a family share one nuisance"}
+    sharing = "the branches of a family share one nuisance"
+    assert failed(cqm.audit(cqm.collect(world, **SETTINGS), world)) == {sharing}
+    policy = cqm.Policy("toss", lambda obs, u: ((u + (obs[:, 0] > 0)) * 1.5).astype(int))
+    branches = cqm.collect(world, continuation=policy, **SETTINGS)
+    assert sharing in failed(cqm.audit(branches, world, policy=policy))
 
 
 def test_an_arm_with_a_continuation_of_its_own_is_noticed(tmp_path):
@@ -94,9 +98,9 @@ def test_an_arm_with_a_continuation_of_its_own_is_noticed(tmp_path):
         arrays["outcome"][:, :, 1] = other.array("outcome")[:, :, 1]
 
     rewrite(tmp_path, 0, spoil)
-    certificate = cqm.audit(cqm.Branches.open(tmp_path))
-    assert "stored families replay bit for bit" in failed(certificate)
-    assert "64 of 64 differ" in findings(certificate)["stored families replay bit for bit"].detail
+    report = cqm.audit(cqm.Branches.open(tmp_path))
+    assert "stored families replay bit for bit" in failed(report)
+    assert "64 of 64 differ" in findings(report)["stored families replay bit for bit"].detail
     assert json.loads((tmp_path / "audit.json").read_text())["passed"] is False
 
 
@@ -108,8 +112,8 @@ def test_states_that_do_not_come_from_the_seed_are_noticed(tmp_path):
         arrays["nuisance"][::7] += 1e-9
 
     rewrite(tmp_path, 0, spoil)
-    certificate = cqm.audit(cqm.Branches.open(tmp_path))
-    assert failed(certificate) == {"a block collected again from its seed is identical"}
+    report = cqm.audit(cqm.Branches.open(tmp_path))
+    assert failed(report) == {"a block collected again from its seed is identical"}
 
 
 def test_damage_is_a_failed_audit_that_names_the_file(tmp_path):
@@ -119,9 +123,9 @@ def test_damage_is_a_failed_audit_that_names_the_file(tmp_path):
     content = bytearray(path.read_bytes())
     content[-100] ^= 1
     path.write_bytes(content)
-    certificate = cqm.audit(cqm.Branches.open(tmp_path))
-    assert failed(certificate) == {"checksums"}
-    assert shards.shard_name(0) in str(certificate)
+    report = cqm.audit(cqm.Branches.open(tmp_path))
+    assert failed(report) == {"checksums"}
+    assert shards.shard_name(0) in str(report)
 
 
 def test_paired_variance_is_measured_against_its_prediction():
@@ -143,9 +147,9 @@ def test_paired_variance_is_measured_against_its_prediction():
 def test_the_world_must_be_the_one_the_set_came_from():
     world = noisy_world()
     branches = cqm.collect(world, **SETTINGS)
-    with pytest.raises(ValueError, match="not known by its name alone"):
+    with pytest.raises(ValueError, match="cannot be loaded by its name"):
         cqm.audit(branches)
-    with pytest.raises(ValueError, match="the set is of world"):
+    with pytest.raises(ValueError, match="the set was collected from world"):
         cqm.audit(branches, noisy_world("another"))
 
 
@@ -153,7 +157,7 @@ def test_what_cannot_be_audited_is_refused():
     world = noisy_world()
     first, second = (cqm.collect(world, states=8, horizon=3, seed=seed) for seed in (1, 2))
     combined = cqm.combine([first[:4], second[4:]])
-    with pytest.raises(ValueError, match=r"seeds \[1, 2\]; audit each of them by itself"):
+    with pytest.raises(ValueError, match=r"seeds \[1, 2\]; audit each collection separately"):
         cqm.audit(combined[:5], world)
     assert cqm.audit(cqm.combine([first[:4], first[4:]]), world)
     with pytest.raises(ValueError, match="families must be at least 2; got 0"):
@@ -165,12 +169,12 @@ def test_a_right_set_fails_as_rarely_as_is_said(monkeypatch):
     """With few families a spread that is estimated must not count as known."""
     world = NuisanceWorld(noisy_world(), Nuisance(dimension=2))
     branches = cqm.collect(world, states=64, horizon=4, seed=1)
-    monkeypatch.setattr(coupling, "_FALSE_ALARMS", 0.05)
+    monkeypatch.setattr(auditing, "FALSE_ALARMS", 0.05)
     names = ("independent nuisance would", "independent continuation would")
     counts = dict.fromkeys(names, 0)
     for seed in range(100):
-        certificate = cqm.audit(branches, world, families=2, seed=seed)
+        report = cqm.audit(branches, world, families=2, seed=seed)
         for name in names:
-            counts[name] += any(found.startswith(name) for found in failed(certificate))
+            counts[name] += any(found.startswith(name) for found in failed(report))
     for name, count in counts.items():
         assert count <= 14, name  # 5 are expected; the normal law would give 30

@@ -68,7 +68,7 @@ def begun(directory, node="*"):
 @pytest.fixture
 def small_shards(monkeypatch):
     """One block a shard."""
-    monkeypatch.setattr(collection, "_SHARD_BYTES", 0)
+    monkeypatch.setattr(collection, "SHARD_BYTES", 0)
 
 
 OPTIONS = dict(num_cpus=1, object_store_memory=100_000_000, include_dashboard=False)
@@ -149,7 +149,7 @@ def test_a_shard_that_keeps_failing_is_reported_at_the_end(tmp_path, cluster, sm
     with pytest.raises(RuntimeError) as caught:
         cqm.collect(world, out=out, cluster="auto", **SETTINGS)
     message = str(caught.value)
-    assert message.startswith("1 shards failed after 3 retries, the others are written; run the")
+    assert message.startswith("1 shards failed after 3 retries, the others are written; rerun the")
     assert "shard 7: ValueError: no states today" in message
     assert begun(tmp_path) == before + 7 + 4
     written = contents(out)

@@ -41,7 +41,7 @@ def swingup_world():
 @pytest.fixture
 def small_shards(monkeypatch):
     """One block a shard."""
-    monkeypatch.setattr(collection, "_SHARD_BYTES", 0)
+    monkeypatch.setattr(collection, "SHARD_BYTES", 0)
 
 
 def contents(directory):
@@ -87,7 +87,7 @@ def test_many_dropped_families_are_told_with_their_reasons(tmp_path):
 
 def test_few_dropped_families_are_only_counted(monkeypatch):
     world = plane_world(step=fragile_step, initial=still_states)
-    monkeypatch.setattr(collection, "_MANY_DROPPED", 0.3)
+    monkeypatch.setattr(collection, "MANY_DROPPED", 0.3)
     branches = collect(world, states=256)  # warnings are errors
     assert 0 < branches.dropped["raised"] < 0.3 * 256
 
@@ -96,7 +96,7 @@ def test_few_dropped_families_are_only_counted(monkeypatch):
 def test_bytes_do_not_depend_on_threads_or_tasks(tmp_path, monkeypatch, make_world):
     world, settings = make_world(), dict(states=1500, horizon=4, draws=2, warmup=(0, 4), seed=5)
     floats = 2 * 3 * 2 * len(world.native.feature_names) + 4 * world.nuisance.dimension
-    monkeypatch.setattr(collection, "_SHARD_BYTES", 4 * 256 * 8 * floats)
+    monkeypatch.setattr(collection, "SHARD_BYTES", 4 * 256 * 8 * floats)
     for threads, blocks_per_task in ((1, 1), (2, 1), (1, 3), (2, 3)):
         out = tmp_path / f"{threads}-{blocks_per_task}"
         collect(world, out, threads=threads, blocks_per_task=blocks_per_task, **settings)
@@ -129,7 +129,7 @@ import cqm
 from cqm.branches import collect as collection
 from cqm.branches.collect import DroppedWarning
 from cqm.branches.simulate import stream
-collection._SHARD_BYTES = 0
+collection.SHARD_BYTES = 0
 world = cqm.load_world("cartpole-swingup", nuisance=6, seed=2)
 cqm.collect(world, states=600, horizon=3, out=sys.argv[1], threads=2)
 """
@@ -172,7 +172,7 @@ from cqm.branches import collect as collection
 from cqm.branches.collect import DroppedWarning
 from cqm.branches.simulate import stream
 
-collection._SHARD_BYTES = 0
+collection.SHARD_BYTES = 0
 directory, kills_wanted = Path(sys.argv[1]), int(sys.argv[2])
 world = cqm.load_world("cartpole-swingup", nuisance=16, seed=3)
 recipe = dict(states=12 * 256 + 100, horizon=12, per_step=True, warmup=(0, 4), seed=9)
@@ -252,7 +252,7 @@ from cqm.branches.simulate import stream
 from cqm.worlds.function import FunctionWorld
 from cqm.worlds.nuisance import Nuisance, NuisanceWorld
 
-collection._SHARD_BYTES = 0
+collection.SHARD_BYTES = 0
 directory, how = Path(sys.argv[1]), signal.Signals[sys.argv[2]]
 native = FunctionWorld(
     step=lambda x, u, e: 0.9 * x + u,
@@ -331,7 +331,9 @@ def test_a_full_disk_is_explained_and_nothing_is_lost(tmp_path, small_shards, di
     assert remount(f"size={kilobytes}k")
     collect(mixed_world(), tmp_path / "whole")
     whole = contents(tmp_path / "whole")
-    with pytest.raises(OSError, match="the disk is full; free some space and run the same") as e:
+    with pytest.raises(
+        OSError, match="the disk is full; free some space and rerun the command"
+    ) as e:
         collect(mixed_world(), path / "set")
     assert e.value.errno == errno.ENOSPC
     written = contents(path / "set")
@@ -389,7 +391,9 @@ def test_another_configuration_is_refused(tmp_path, small_shards, world, setting
     out = tmp_path / "set"
     collect(mixed_world(), out)
     before = contents(out)
-    with pytest.raises(ValueError, match="set holds branches of another configuration:") as caught:
+    with pytest.raises(
+        ValueError, match="set holds branches of a different configuration:"
+    ) as caught:
         collect(world, out, **settings)
     assert difference in str(caught.value)
     assert "choose another directory, or collect with the configuration" in str(caught.value)

@@ -7,7 +7,7 @@ import pytest
 
 import cqm
 from cqm.branches import collect as collection
-from cqm.branches.dataset import combine, discounted
+from cqm.branches.dataset import combine
 from cqm.branches.recipe import Recipe
 from cqm.worlds.function import FunctionWorld
 from cqm.worlds.nuisance import Nuisance, NuisanceWorld
@@ -45,7 +45,7 @@ def mixed(world, **changes):
 def collect(world, *, small=True, **settings):
     with pytest.MonkeyPatch.context() as patch:
         if small:
-            patch.setattr(collection, "_SHARD_BYTES", 0)  # one block a shard
+            patch.setattr(collection, "SHARD_BYTES", 0)  # one block a shard
         return cqm.collect(world, threads=1, **({"states": 20, "horizon": 4} | settings))
 
 
@@ -133,7 +133,7 @@ def test_length_and_representation(ragged):
 def test_effects_are_centred_outcomes(coupling, reference):
     branches = collect(mixed(plane_world(), coupling=coupling), states=300, draws=2)
     effects = branches.effects(reference)
-    expected = cqm.center(branches.outcomes, reference)
+    expected = cqm.quotient.center(branches.outcomes, reference)
     assert np.abs(effects).max() > 0.1
     assert np.abs(effects - expected).max() <= 1e-9 * np.abs(expected).max()
     weights = np.full(3, 1 / 3) if reference is None else np.array(reference)
@@ -220,7 +220,7 @@ def test_steps_that_were_not_kept_are_missed():
     branches = collect(plane_world())
     assert "steps" not in branches.array_names()
     for read in (lambda: branches.step_features, branches.step_effects):
-        with pytest.raises(ValueError, match="were not kept; collect with per_step=True"):
+        with pytest.raises(ValueError, match="were not stored; collect with per_step=True"):
             read()
 
 
@@ -259,7 +259,7 @@ def test_slices_follow_the_rules_of_sequences(ragged):
 
 @pytest.mark.parametrize("rows", [3, slice(None, None, 2), slice(None, None, -1), [1, 2], None])
 def test_other_indices_are_refused(ragged, rows):
-    with pytest.raises(ValueError, match="branches are cut by slices without a step; got "):
+    with pytest.raises(ValueError, match="branches take slices without a step; got "):
         ragged[rows]
 
 
@@ -284,7 +284,7 @@ def test_split_keeps_states_apart(ragged):
 @pytest.mark.parametrize("test", [0, -3, 20, 21, 0.0, 1.0, 1.5, 0.01])
 def test_a_split_leaves_states_on_both_sides(test):
     branches = collect(plane_world(), states=20, horizon=1)
-    with pytest.raises(ValueError, match=f"states on both sides of 20; got {test}"):
+    with pytest.raises(ValueError, match=f"some of the 20 states for each set; got {test}"):
         branches.split(test)
 
 
@@ -350,7 +350,9 @@ def test_combine_refuses_the_same_states_twice():
 )
 def test_combine_refuses_other_kinds(world, settings, difference):
     sets = [collect(plane_world()), collect(world, **settings, seed=1)]
-    with pytest.raises(ValueError, match="of different kinds cannot be combined") as caught:
+    with pytest.raises(
+        ValueError, match="of different configurations cannot be combined"
+    ) as caught:
         combine(sets)
     assert difference in str(caught.value)
     assert "seed" not in str(caught.value)
@@ -432,12 +434,12 @@ def test_continuations_follow_their_law():
 
 def test_discounted_sums_one_step_after_the_other():
     steps = np.array([[[1.0, 10.0], [2.0, 20.0], [4.0, 40.0]]])
-    assert discounted(steps, np.array([1.0, 0.5, 0.25])).tolist() == [[3.0, 30.0]]
+    assert Recipe(horizon=3, discount=0.5).discounted(steps).tolist() == [[3.0, 30.0]]
     rng = np.random.default_rng(0)
-    steps, weights = rng.standard_normal((50, 7, 3)), 0.9 ** np.arange(7)
-    whole = discounted(steps, weights)
+    steps, recipe = rng.standard_normal((50, 7, 3)), Recipe(horizon=7, discount=0.9)
+    whole = recipe.discounted(steps)
     for row in range(50):
-        np.testing.assert_array_equal(discounted(steps[row : row + 1], weights)[0], whole[row])
+        np.testing.assert_array_equal(recipe.discounted(steps[row : row + 1])[0], whole[row])
 
 
 @pytest.mark.parametrize(

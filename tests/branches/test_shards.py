@@ -33,7 +33,7 @@ def make_world():
 
 def collect(directory, **changes):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(collection, "_SHARD_BYTES", 0)  # one block a shard
+        patch.setattr(collection, "SHARD_BYTES", 0)  # one block a shard
         settings = dict(states=3 * 256, horizon=3, seed=4) | changes
         return cqm.collect(make_world(), out=directory, threads=1, **settings)
 
@@ -143,7 +143,7 @@ def test_an_undamaged_set_opens(pristine):
 DAMAGE = {
     "truncated": (
         lambda d, _: os.truncate(shard(d, 1), shard(d, 1).stat().st_size - 100),
-        ("shard-00001.safetensors", "bytes and should have", REPAIR),
+        ("shard-00001.safetensors", "bytes instead of", REPAIR),
     ),
     "emptied": (
         lambda d, _: os.truncate(shard(d, 1), 0),
@@ -151,7 +151,7 @@ DAMAGE = {
     ),
     "longer": (
         lambda d, _: shard(d, 1).write_bytes(shard(d, 1).read_bytes() + b"\0"),
-        ("shard-00001.safetensors", "bytes and should have", REPAIR),
+        ("shard-00001.safetensors", "bytes instead of", REPAIR),
     ),
     "bit flipped in the data": (
         lambda d, _: flip(shard(d, 2), -1),
@@ -335,7 +335,7 @@ def test_an_extra_shard_is_refused_until_it_is_removed(pristine, directory, inde
     copy_shard(directory, 1, directory, index)
     name = shard(directory, index).name
     for use in (cqm.Branches.open, collect):
-        with pytest.raises(DamagedFileError, match=rf"not know: \['{name}'\]; remove") as caught:
+        with pytest.raises(DamagedFileError, match=rf"not list: \['{name}'\]; remove") as caught:
             use(directory)
         assert str(directory) in str(caught.value)
     shard(directory, index).unlink()
@@ -348,7 +348,9 @@ def test_a_manifest_of_an_unknown_schema_is_refused(directory):
     edit(directory / "manifest.json", schema=99)
     before = contents(directory)
     for use in (cqm.Branches.open, collect):
-        with pytest.raises(ValueError, match="has schema 99; this version reads 1") as caught:
+        with pytest.raises(
+            ValueError, match="has schema 99; this version reads schema 1"
+        ) as caught:
             use(directory)
         assert str(directory / "manifest.json") in str(caught.value)
     assert contents(directory) == before
@@ -356,9 +358,9 @@ def test_a_manifest_of_an_unknown_schema_is_refused(directory):
 
 def test_a_missing_manifest_is_named(directory, tmp_path):
     (directory / "manifest.json").unlink()
-    with pytest.raises(FileNotFoundError, match=r"set holds no branches: manifest\.json is"):
+    with pytest.raises(FileNotFoundError, match=r"set contains no branches: manifest\.json is"):
         cqm.Branches.open(directory)
-    with pytest.raises(FileNotFoundError, match="nowhere holds no branches"):
+    with pytest.raises(FileNotFoundError, match="nowhere contains no branches"):
         cqm.Branches.open(tmp_path / "nowhere")
 
 
@@ -409,7 +411,7 @@ def test_a_manifest_cannot_reach_out_of_its_directory(directory, file):
     assert str(directory / "manifest.json") in str(caught.value)
     assert f"got {file!r}" in str(caught.value)
     before = contents(directory)
-    with pytest.raises(ValueError, match="another configuration") as caught:
+    with pytest.raises(ValueError, match="a different configuration") as caught:
         collect(directory)
     assert "mixing.file" in str(caught.value)
     assert contents(directory) == before

@@ -36,7 +36,7 @@ def test_from_arrays_and_its_properties():
     np.testing.assert_array_equal(last.observations, given["observations"][200:])
     assert not logs.recipe.continuation.open_loop
     assert Logs.from_arrays(**given, continuation="uniform").recipe.continuation.open_loop
-    with pytest.raises(ValueError, match="test must leave trajectories on both sides"):
+    with pytest.raises(ValueError, match="some of the 300 trajectories for each set"):
         logs.split(300)
 
 

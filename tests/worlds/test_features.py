@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 
 from cqm.branches.collect import collect
-from cqm.branches.dataset import discounted
 from cqm.worlds import load_world
 from cqm.worlds.check import check_world
 from cqm.worlds.contract import Status, take
@@ -296,7 +295,7 @@ def test_a_nuisance_around_the_expansion_cancels():
     steps = branches.array("steps")
     assert steps.shape[-1] == 3 + 3 + 4
     np.testing.assert_array_equal(steps[..., 3:6], steps[..., :3] ** 2)
-    native = discounted(steps, branches.recipe.discounts)
+    native = branches.recipe.discounted(steps)
     native = native - native.mean(axis=2, keepdims=True)
     effects = world.native_effects(branches.effects())
     np.testing.assert_allclose(effects, native, rtol=0, atol=1e-9 * np.abs(native).max())
