@@ -1,6 +1,6 @@
-"""Observations to ask a model about: sampled from its world, or from a user's file.
+"""Read the observations to ask a model about from a user's file.
 
-Files are safetensors, NumPy or comma-separated values; never pickle.
+Files may be safetensors, NumPy arrays or comma-separated values, but never pickles.
 """
 
 from __future__ import annotations
@@ -8,46 +8,23 @@ from __future__ import annotations
 import csv
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from cqm import storage
 
 KINDS = (".safetensors", ".npy", ".csv")
-ARRAY = "observations"  # its name in a safetensors file
-
-
-def choose_observations(states: int | Path, model: Any, world: Any, seed: int) -> np.ndarray:
-    """Observations `[n, observations]` for a model: so many of its world, or those of a file."""
-    from cqm.branches.collect import collect
-
-    if isinstance(states, Path):
-        observations = read_observations(states, model.observation_names)
-        if len(observations) == 0:
-            raise ValueError(f"{states} holds no states")
-        return observations
-    if model.recipe_.warmup is None:
-        raise ValueError("how the states of the logs came about is unknown; give --states FILE")
-    # States as the model's own were: drawn and warmed up alike, from a seed of their own.
-    sample = collect(
-        world,
-        states=states,
-        horizon=1,
-        warmup=model.recipe_.warmup,
-        seed=model.recipe_.seed + 1 + seed,
-    )
-    return sample.observations
+ARRAY = "observations"  # name of the array in a safetensors file
 
 
 def read_observations(path: str | Path, names: Sequence[str]) -> np.ndarray:
-    """Observations `[n, observations]` from a file, by its ending.
+    """Read observations `[n, observations]` from a file whose ending says its format.
 
     Args:
-        path: A safetensors file with an array `observations`, an `.npy` file, or a `.csv` file of
-            one state a line. A first line of names is allowed there; the columns may then be in
+        path: A safetensors file with an array `observations`, an `.npy` file, or a `.csv` file with
+            one state per line. If the first line of a `.csv` file has names, its columns may be in
             any order.
-        names: Of the observations that are wanted, in their order.
+        names: Names of the observations, in the order the model expects.
     """
     path = Path(path)
     if path.suffix not in KINDS:
@@ -56,26 +33,26 @@ def read_observations(path: str | Path, names: Sequence[str]) -> np.ndarray:
         raise FileNotFoundError(f"there is no file {path}")
     values = {".safetensors": _safetensors, ".npy": _npy, ".csv": _csv}[path.suffix](path, names)
     if values.dtype.kind not in "fiu":
-        raise ValueError(f"{path} must hold real numbers; got {values.dtype}")
+        raise ValueError(f"{path} must contain real numbers; got {values.dtype}")
     if values.ndim != 2 or values.shape[1] != len(names):
         raise ValueError(
-            f"{path} must hold [states, {len(names)}] observations ({_some(names)}); "
+            f"{path} must contain observations [states, {len(names)}] ({_some(names)}); "
             f"got shape {values.shape}"
         )
     wrong = np.argwhere(~np.isfinite(values))
     if len(wrong):
         state, column = wrong[0]
         raise ValueError(
-            f"{path} must hold finite numbers; got {values[state, column]} for {names[column]} of "
-            f"state {state}, and {len(wrong) - 1} more"
+            f"{path} must contain finite numbers; got {values[state, column]} for {names[column]} "
+            f"of state {state}, and {len(wrong) - 1} more such values"
         )
     return values.astype(float)
 
 
 def _safetensors(path: Path, names: Sequence[str]) -> np.ndarray:
     with storage.open_arrays(path) as file:
-        if ARRAY not in file.keys():  # noqa: SIM118 - the file is no mapping
-            raise ValueError(f"{path} must hold an array {ARRAY!r}; got {sorted(file.keys())}")
+        if ARRAY not in file.keys():  # noqa: SIM118 - the file is not a mapping
+            raise ValueError(f"{path} must contain an array {ARRAY!r}; got {sorted(file.keys())}")
         return file.get_tensor(ARRAY)
 
 
@@ -96,8 +73,8 @@ def _csv(path: Path, names: Sequence[str]) -> np.ndarray:
     if not _is_number(header[0]):
         if sorted(header) != sorted(names):
             raise ValueError(
-                f"the columns of {path} must be {_some(names)}; got {_some(header)}, "
-                f"without {_some(sorted(set(names) - set(header)))}"
+                f"the columns of {path} must be {_some(names)}; got {_some(header)}; "
+                f"missing: {_some(sorted(set(names) - set(header))) or 'none'}"
             )
         order, lines = [header.index(name) for name in names], lines[1:]
     rows = []
@@ -109,7 +86,7 @@ def _csv(path: Path, names: Sequence[str]) -> np.ndarray:
         try:
             rows.append([float(line[i]) for i in order])
         except ValueError as error:
-            raise ValueError(f"{path} must hold numbers; state {number}: {error}") from error
+            raise ValueError(f"{path} must contain numbers; state {number}: {error}") from error
     return np.array(rows).reshape(-1, len(order))
 
 

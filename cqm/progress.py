@@ -1,4 +1,4 @@
-"""Progress of long work: a bar on a terminal, plain lines elsewhere."""
+"""Progress of long-running work: a bar on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ Advance = Callable[[int], None]
 def progress(
     what: str, total: int, *, unit: str, done: int = 0, show: bool | None = None
 ) -> Iterator[Advance]:
-    """Report work of known size with its rate and the time left; call what it yields.
+    """Report progress, rate and time left; yields a function to call with each amount done.
 
     Args:
-        what: What is being done.
-        total: How much of it there is.
-        unit: What is counted.
-        done: How much was done before; it counts for the whole, not for the rate.
-        show: True for plain lines where there is no terminal, False for nothing at all, None
-            for a bar on a terminal and nothing elsewhere.
+        what: Description of the work.
+        total: Total amount of work.
+        unit: Unit of the amounts.
+        done: Amount done before; it counts towards the total, not towards the rate.
+        show: None shows a bar on a terminal and nothing elsewhere; True also prints plain lines
+            where there is no terminal; False shows nothing.
     """
     console = Console(stderr=True)
     if show is False or (show is None and not console.is_terminal):
@@ -56,7 +56,7 @@ def progress(
 
 
 def _plain_lines(what: str, total: int, unit: str, before: int) -> Advance:
-    """A line at every tenth of the work."""
+    """Print a line after every tenth of the work."""
     started, done = time.monotonic(), before
     said = done * 10 // total if total else 0
 
@@ -81,5 +81,5 @@ def _rate(per_second: float) -> str:
 
 
 def _elapsed(started: float) -> float:
-    """Seconds since then, never zero: some clocks tick slowly."""
+    """Seconds since then, but never zero: some clocks tick slowly."""
     return max(time.monotonic() - started, 1e-9)

@@ -25,11 +25,15 @@ def test_whole_numbers_are_numbers(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("o.csv", "1,2,3\n", r"must hold \[states, 2\] observations \(angle, speed\); got .*1, 3"),
+        (
+            "o.csv",
+            "1,2,3\n",
+            r"must contain observations \[states, 2\] \(angle, speed\); got .*1, 3",
+        ),
         ("o.csv", "1,2\n1\n", "must have 2 columns; state 1 has 1"),
-        ("o.csv", "1,2\n1,x\n", "must hold numbers; state 1: could not convert"),
-        ("o.csv", "1,2\n1,nan\n", "got nan for speed of state 1, and 0 more"),
-        ("o.csv", "angle,speeds\n1,2\n", "must be angle, speed; got angle, speeds, without speed"),
+        ("o.csv", "1,2\n1,x\n", "must contain numbers; state 1: could not convert"),
+        ("o.csv", "1,2\n1,nan\n", "got nan for speed of state 1, and 0 more such values"),
+        ("o.csv", "angle,speeds\n1,2\n", "must be angle, speed; got angle, speeds; missing: speed"),
         ("o.txt", "1,2\n", r"must end in one of \.safetensors, \.npy, \.csv"),
         ("o.npy", "nonsense", "is not an array of numbers"),
     ],
@@ -44,14 +48,14 @@ def test_wrong_arrays_are_refused(tmp_path):
     path = tmp_path / "o.npy"
     for values, message in (
         (np.ones(2), r"got shape \(2,\)"),
-        (np.array([["a", "b"]]), "must hold real numbers"),
+        (np.array([["a", "b"]]), "must contain real numbers"),
         (np.array([[1.0, np.inf]]), "got inf for speed of state 0"),
     ):
         np.save(path, values)
         with pytest.raises(ValueError, match=message):
             read_observations(path, NAMES)
     write_pieces(tmp_path / "o.safetensors", encode_arrays([{"states": VALUES}], {}))
-    with pytest.raises(ValueError, match=r"must hold an array 'observations'; got \['states'\]"):
+    with pytest.raises(ValueError, match=r"must contain an array 'observations'; got \['states'\]"):
         read_observations(tmp_path / "o.safetensors", NAMES)
     with pytest.raises(FileNotFoundError, match="there is no file"):
         read_observations(tmp_path / "other.npy", NAMES)

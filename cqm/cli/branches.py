@@ -1,0 +1,98 @@
+"""`cqm collect` and `cqm audit`: branches of a world, and the check of a stored set."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from cqm.branches.dataset import Branches
+from cqm.branches.recipe import Continuation, Recipe
+from cqm.cli.shared import Directory, Json, WorldName, default
+
+REGISTRY = tyro.constructors.ConstructorRegistry()
+
+
+@REGISTRY.primitive_rule
+def _continuation(
+    info: tyro.constructors.PrimitiveTypeInfo,
+) -> tyro.constructors.PrimitiveConstructorSpec | None:
+    """Read a continuation from `uniform` or from one probability per candidate action."""
+    if info.type is not Continuation:
+        return None
+    return tyro.constructors.PrimitiveConstructorSpec(
+        nargs="*",
+        metavar="uniform|FLOAT [FLOAT ...]",
+        instance_from_str=lambda args: Continuation.of(
+            args[0] if len(args) == 1 else [float(arg) for arg in args]
+        ),
+        is_instance=lambda value: isinstance(value, Continuation),
+        str_from_instance=lambda value: [str(value)],
+    )
+
+
+@dataclass(frozen=True)
+class Collect:
+    """Collect branches of a world into a directory; rerun the command to resume it.
+
+    Example: cqm collect reacher-easy --nuisance 64 --states 20000 --seed 7 --out reacher
+    """
+
+    world: WorldName
+    out: Path
+    """Directory for the branches."""
+    recipe: tyro.conf.OmitArgPrefixes[Recipe] = field(default_factory=Recipe)
+    nuisance: int = 0
+    """Dimension of the autonomous process mixed into the observations; the paper uses 64."""
+    mixing_seed: int = 0
+    """Random seed for the mixing matrix; sets that belong together need the same one."""
+    threads: Annotated[int | None, default("all cores")] = None
+    """Number of threads to simulate on."""
+    cluster: Annotated[str | None, default("this machine")] = None
+    """Address of a Ray cluster to simulate on, or auto."""
+
+    def run(self) -> int:
+        """Collect, and print a summary."""
+        from cqm.branches.collect import DroppedWarning, collect
+        from cqm.worlds import load_world
+
+        world = load_world(self.world, nuisance=self.nuisance, seed=self.mixing_seed)
+        with warnings.catch_warnings(action="ignore", category=DroppedWarning):  # it is printed
+            branches = collect(
+                world,
+                out=self.out,
+                threads=self.threads,
+                cluster=self.cluster,
+                show_progress=True,
+                **vars(self.recipe),
+            )
+        print(f"{branches}\nin {self.out}")
+        return 0
+
+
+@dataclass(frozen=True)
+class Audit:
+    """Check that stored branches differ in their first action alone, and replay bit for bit.
+
+    Example: cqm audit reacher
+    """
+
+    directory: Directory
+    """Directory of the branches."""
+    families: int = 64
+    """Number of families to check."""
+    seed: int = 0
+    """Random seed for choosing families and for the fresh noise they are compared with."""
+    json: Json = False
+
+    def run(self) -> int:
+        """Print the report; returns 1 if a check failed."""
+        from cqm.branches.audit import audit
+
+        report = audit(Branches.open(self.directory), families=self.families, seed=self.seed)
+        print(json.dumps(asdict(report), indent=2) if self.json else report)
+        return 0 if report else 1

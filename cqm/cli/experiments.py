@@ -1,0 +1,85 @@
+"""`cqm reproduce` and `cqm report`: the paper's experiments, and the report of a run."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from cqm.cli.shared import Directory, default
+
+
+@dataclass(frozen=True)
+class Reproduce:
+    """Reproduce the paper's experiments; rerun the command to resume it.
+
+    Example: cqm reproduce --preset quick --out runs/quick
+    """
+
+    preset: Literal["quick", "paper", "smoke"] = "quick"
+    """Size of the run: paper takes hours (five seeds), quick minutes (one seed), smoke seconds."""
+    study: Literal["paper", "logs"] = "paper"
+    """What to run: the paper's benchmark, or effects from logs compared with branched ones."""
+    domains: Annotated[tuple[str, ...] | None, default("all four")] = None
+    """Domains to run."""
+    seeds: Annotated[tuple[int, ...] | None, default("the preset's")] = None
+    """Seeds to run."""
+    methods: Annotated[tuple[str, ...] | None, default("the preset's")] = None
+    """Methods to run; append +effect or +whiten to a name to condition the method's input."""
+    out: Annotated[Path | None, default("runs/PRESET")] = None
+    """Directory of the run."""
+
+    def run(self) -> int:
+        """Run what is missing, write and print the report; returns 1 if a job failed."""
+        from cqm.experiments import report
+        from cqm.experiments.protocol import preset
+        from cqm.experiments.runner import Study, run_study
+        from cqm.experiments.studies.benchmark import Benchmark
+        from cqm.experiments.studies.logs import PRESETS, LogsStudy
+
+        protocol = preset(self.preset).restricted(self.domains, self.seeds, self.methods)
+        out = self.out or Path("runs") / self.preset
+        study: Study = Benchmark(protocol)
+        if self.study == "logs":
+            if self.methods is not None:
+                raise ValueError("--study logs has its own estimators; leave out --methods")
+            seeds = self.seeds or protocol.stages[0].seeds[:1]
+            study = LogsStudy(PRESETS[self.preset], protocol.domains, seeds)
+        command = shlex.join(["cqm", "reproduce", *_arguments(self)])
+        outcome = run_study(study, out, command=command, show_progress=True)
+        for problem in outcome.problems:
+            print(f"failed: {problem}", file=sys.stderr)
+        print(report.write(out))
+        return 1 if outcome.problems else 0
+
+
+@dataclass(frozen=True)
+class Report:
+    """Write the tables, figures and report page of a run, finished or not.
+
+    Example: cqm report runs/quick
+    """
+
+    directory: Directory
+    """Directory of the run."""
+
+    def run(self) -> int:
+        """Write the report; print a summary and where it is."""
+        from cqm.experiments import report, studies
+
+        studies.write_records(self.directory)
+        print(report.write(self.directory))
+        return 0
+
+
+def _arguments(command: Any) -> list[str]:
+    """The arguments that differ from the defaults, as they would be typed again."""
+    arguments = []
+    for option in fields(command):
+        value = getattr(command, option.name)
+        if value != option.default:
+            values = value if isinstance(value, tuple) else (value,)
+            arguments += [f"--{option.name}", *map(str, values)]
+    return arguments

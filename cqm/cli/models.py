@@ -1,0 +1,201 @@
+"""`cqm fit` and `cqm query`: effect models, and the rewards asked of them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import numpy as np
+
+from cqm.branches.dataset import Branches
+from cqm.cli.shared import Directory, Json, default, print_table
+
+if TYPE_CHECKING:
+    from cqm.decisions import Verdict
+    from cqm.models.estimator import Estimator
+    from cqm.worlds.contract import World
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Learn an effect model from branches or logs; rerun the command to resume it.
+
+    Example: cqm fit reacher --out reacher-model
+
+    From logs written by Logs.save: cqm fit plant-logs --estimator residual --out plant-model
+    """
+
+    directory: Directory
+    """Directory of the branches or logs."""
+    out: Path
+    """Directory for the model."""
+    estimator: Literal["branched", "residual", "hindsight"] = "branched"
+    """How to learn: from branches, or from logs by residual regression or hindsight."""
+    calibration: Annotated[Path | None, default("none")] = None
+    """Directory of held-out branches with at least 16 draws, to certify the model's answers."""
+    paper: bool = False
+    """Fit the paper's model: raw input, rank 8, width 128, 4,000 updates."""
+    width: Annotated[int | None, default("256")] = None
+    """Width of the hidden layers."""
+    members: int = 1
+    """Number of networks in the ensemble."""
+    seed: int = 0
+    """Random seed for initialisation and batches."""
+
+    def run(self) -> int:
+        """Fit, save, and print the model card."""
+        from_logs = self.estimator != "branched" or (self.directory / "logs.json").exists()
+        model = self._fit_logs() if from_logs else self._fit_branches()
+        if self.calibration is not None:
+            model.calibrate(Branches.open(self.calibration))
+        model.save(self.out)
+        print(f"{model.summary()}\nin {self.out}")
+        return 0
+
+    def _fit_branches(self) -> Estimator:
+        from cqm.models.effect import EffectModel
+
+        if self.paper:
+            if (self.width, self.members) != (Fit.width, Fit.members):
+                raise ValueError("--paper sets --width and --members itself; leave them out")
+            model = EffectModel.paper(seed=self.seed)
+        else:
+            model = EffectModel(members=self.members, seed=self.seed)
+            if self.width is not None:
+                model.set_params(width=self.width)
+        return model.fit(Branches.open(self.directory), directory=self.out, show_progress=True)
+
+    def _fit_logs(self) -> Estimator:
+        from cqm.logs.dataset import Logs
+        from cqm.models.hindsight import HindsightModel
+        from cqm.models.residual import ResidualModel
+
+        if self.estimator == "branched":
+            raise ValueError(
+                f"{self.directory} contains logs; fit them with --estimator residual or "
+                "--estimator hindsight"
+            )
+        if self.paper:
+            raise ValueError(
+                f"--paper fits the paper's model to branches, but --estimator {self.estimator} "
+                "learns from logs; leave out one of the two"
+            )
+        if not (self.directory / "logs.json").exists():
+            raise ValueError(
+                f"--estimator {self.estimator} learns from logs, but {self.directory} contains "
+                "none; write some there with cqm.Logs.save"
+            )
+        kinds = {"residual": ResidualModel, "hindsight": HindsightModel}
+        model = kinds[self.estimator](width=self.width, members=self.members, seed=self.seed)
+        logs = Logs.load(self.directory)
+        print(logs.coverage())
+        return model.fit(logs, directory=self.out, show_progress=True)
+
+
+@dataclass(frozen=True)
+class Ask:
+    """Rank the actions under a reward, for sampled states or for states from a file.
+
+    Example: cqm query reacher-model --reward="-to_target_x - 0.1 * velocity_wrist"
+    """
+
+    directory: Directory
+    """Directory of the model."""
+    reward: str
+    """Formula over the world's features; if it starts with a minus, write --reward="-x"."""
+    states: int | Path = 8
+    """Number of states to sample, or a file of observations (.safetensors, .npy or .csv)."""
+    confidence: float = 0.95
+    """Probability with which intervals and certificates of a calibrated model hold."""
+    seed: int = 0
+    """Random seed for the sampled states."""
+    json: Json = False
+
+    def run(self) -> int:
+        """Print the ranking for every state."""
+        from cqm.models.estimator import load_model
+        from cqm.queries import Query
+        from cqm.worlds import reload_world
+
+        model, world = load_model(self.directory), None
+        try:
+            world = reload_world(model.world_)
+        except ValueError as error:  # as for most logs; feature names and a file will do
+            if not isinstance(self.states, Path):
+                raise ValueError(
+                    f"{error}; to query without the world, pass --states FILE"
+                ) from error
+        query = Query.formula(self.reward, world or model)
+        observations = self._observations(model, world)
+        advantages = model.advantage(observations, query)
+        verdict = None
+        trust = (
+            "The model is not calibrated, so its error is unknown; calibrate it with "
+            f"cqm fit ... --out {self.directory} --calibration HELD_OUT_BRANCHES"
+        )
+        if model.calibration_ is not None:
+            verdict = model.certify(observations, query, confidence=self.confidence)
+            trust = str(verdict)
+        answers = _answers(advantages, verdict)
+        if self.json:
+            print(json.dumps({"query": str(query), "trust": trust, "states": answers}, indent=2))
+        else:
+            print(query)
+            print_table([_answer_row(answer) for answer in answers])
+            print(trust)
+        return 0
+
+    def _observations(self, model: Estimator, world: World | None) -> np.ndarray:
+        """Observations `[n, observations]`, sampled from the world or read from a file."""
+        from cqm.branches.collect import collect
+        from cqm.observations import read_observations
+
+        if isinstance(self.states, Path):
+            observations = read_observations(self.states, model.observation_names)
+            if len(observations) == 0:
+                raise ValueError(f"{self.states} contains no states")
+            return observations
+        if world is None or model.recipe_.warmup is None:
+            raise ValueError("a model fitted from logs cannot sample states; pass --states FILE")
+        # Drawn and warmed up like the states the model was fitted on, with a different seed.
+        sample = collect(
+            world,
+            states=self.states,
+            horizon=1,
+            warmup=model.recipe_.warmup,
+            seed=model.recipe_.seed + 1 + self.seed,
+        )
+        return sample.observations
+
+
+def _answers(advantages: np.ndarray, verdict: Verdict | None) -> list[dict[str, Any]]:
+    """Ranking and advantages for each state, with bounds if the model is calibrated."""
+    from cqm.decisions import rank
+
+    answers = []
+    for i, (order, values) in enumerate(zip(rank(advantages), advantages, strict=True)):
+        answer = {"state": i, "ranking": order.tolist(), "advantages": values[order].tolist()}
+        if verdict is not None:
+            behind = (values[order[0]] - values[order[1:]]).tolist()
+            # Simultaneous intervals for how far each other action is behind the best.
+            answer["behind"] = [[b - verdict.radius, b + verdict.radius] for b in behind]
+            answer["separable"] = bool(verdict.separable[i])
+            answer["regret_bound"] = float(verdict.regret_bound[i])
+        answers.append(answer)
+    return answers
+
+
+def _answer_row(answer: dict[str, Any]) -> dict[str, Any]:
+    """One row of the table of rankings."""
+    row = {
+        "state": answer["state"],
+        "ranking": " > ".join(map(str, answer["ranking"])),
+        "advantages": " ".join(f"{value:+.3g}" for value in answer["advantages"]),
+    }
+    if "behind" in answer:
+        row["behind the best"] = " ".join(f"[{a:.3g}, {b:.3g}]" for a, b in answer["behind"])
+        bound = answer["regret_bound"]
+        row["verdict"] = "separable" if answer["separable"] else f"regret up to {bound:.3g}"
+    return row

@@ -1,0 +1,32 @@
+"""Arguments that several commands take, and how tables are printed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+WorldName = Annotated[
+    str,
+    tyro.conf.Positional,
+    tyro.conf.arg(
+        metavar="WORLD",
+        help="A suite task such as reacher-easy, or a Gymnasium id such as CartPole-v1.",
+    ),
+]
+Directory = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")]
+Json = Annotated[bool, tyro.conf.arg(help="Print JSON instead of text.")]
+
+
+def default(text: str) -> Any:
+    """What to show as the default of an argument that is None unless given."""
+    return tyro.conf.arg(help_behavior_hint=f"(default: {text})")
+
+
+def print_table(rows: Sequence[dict[str, Any]]) -> None:
+    """Print rows with the same keys as aligned columns."""
+    widths = {key: max(len(key), *(len(str(row[key])) for row in rows)) for key in rows[0]}
+    for row in ({key: key for key in rows[0]}, *rows):
+        print("  ".join(f"{row[key]!s:<{width}}" for key, width in widths.items()).rstrip())
