@@ -150,7 +150,7 @@ def alignment_figure(results: Results, domain: str) -> Picture | None:
         for axes in panels.flat[len(methods) :]:
             axes.set_visible(False)
         for axes, method in zip(panels.flat, methods, strict=False):
-            _hexagons(axes, [row for row in cells if row["method"] == method], limit)
+            draw_hexagons(axes, [row for row in cells if row["method"] == method], limit)
             axes.set_title(f"{title_of(method)}: {_correlation(results, domain, method)}")
         figure.supxlabel("true advantage, centred and scaled", fontsize=8.5)
         figure.supylabel("predicted advantage", fontsize=8.5)
@@ -165,7 +165,8 @@ def alignment_figure(results: Results, domain: str) -> Picture | None:
     return _picture(name, domain_title(domain), text, svg)
 
 
-def _hexagons(axes: Axes, rows: Sequence[Row], limit: float) -> None:
+def draw_hexagons(axes: Axes, rows: Sequence[Row], limit: float) -> None:
+    """Draw the counts of aligned advantages up to a limit as hexagons on their diagonal."""
     axes.plot(
         [-limit, limit], [-limit, limit], color=METHODS["world"].colour, linewidth=0.9, zorder=3
     )
@@ -214,7 +215,7 @@ def _correlation(results: Results, domain: str, method: str) -> str:
 
 def regret_figure(results: Results, domain: str) -> Picture | None:
     """Share of decisions that lose no more than a given regret."""
-    lines = _lines(results.regret_cdf, domain, "regret", "share", (*paper.METHODS, "random"))
+    lines = mean_curves(results.regret_cdf, domain, "regret", "share", (*paper.METHODS, "random"))
     if not lines:
         return None
     name = file_name("regret", domain)
@@ -240,7 +241,7 @@ def regret_figure(results: Results, domain: str) -> Picture | None:
 
 def curves_figure(results: Results, domain: str) -> Picture | None:
     """Training losses of the paper's methods."""
-    losses = _lines(results.curves, domain, "step", "loss", paper.METHODS)
+    losses = mean_curves(results.curves, domain, "step", "loss", paper.METHODS)
     losses = {method: line for method, line in losses.items() if line[1][0] > 0}
     if not losses:
         return None
@@ -358,7 +359,7 @@ def _diagnosed_errors(results: Results, domain: str) -> dict[str, float]:
     }
 
 
-def _lines(
+def mean_curves(
     rows: Iterable[Row], domain: str, x: str, y: str, methods: Sequence[str]
 ) -> dict[str, tuple[list[float], list[float]]]:
     """Curves of methods: means over seeds, at points that all seeds of a method have."""

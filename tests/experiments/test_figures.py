@@ -9,6 +9,7 @@ import pytest
 from support.synthetic_run import write_run
 
 from cqm.experiments import figures
+from cqm.experiments.methods import METHODS, Method
 from cqm.experiments.results import COLUMNS, load, write_csv
 
 DOMAINS = ("reacher-easy", "walker-walk")
@@ -41,14 +42,12 @@ def test_every_domain_has_its_figures(pictures):
     assert list(pictures) == NAMES
 
 
-def test_files_are_the_same_every_time_whatever_the_readers_settings(run, pictures):
+def test_figures_are_the_same_every_time_whatever_the_readers_settings(run, pictures):
     before = matplotlib.rcParams["font.size"]
     with matplotlib.rc_context({"font.size": 30, "axes.facecolor": "red", "svg.hashsalt": "x"}):
-        paths = figures.write_figures(run)
-    assert [path.name for path in paths] == [f"{name}.svg" for name in NAMES]
+        again = figures.make_figures(load(run))
     assert matplotlib.rcParams["font.size"] == before
-    for path in paths:
-        assert path.read_text() == pictures[path.stem].document
+    assert again == list(pictures.values())
 
 
 def test_files_are_whole_small_and_suit_light_and_dark(pictures):
@@ -96,7 +95,7 @@ def test_hexagons_hold_every_count():
         {"oracle": 1.0, "predicted": 1.0, "count": 1},
     ]
     axes = matplotlib.figure.Figure().add_subplot()
-    figures._hexagons(axes, rows, 2.0)
+    figures.draw_hexagons(axes, rows, 2.0)
     shapes = axes.collections[0]
     assert np.sum(shapes.get_array() ** 2) == pytest.approx(10)
     strongest = shapes.get_offsets()[np.argmax(shapes.get_array())]
@@ -108,7 +107,7 @@ def test_what_rank_eight_leaves_out(run, pictures):
     outside = shares[8:].sum() / shares.sum()
     assert figures.beyond_rank(load(run), "walker-walk") == pytest.approx(outside)
     assert figures.beyond_rank(load(run), "reacher-easy") == 0  # it has six directions
-    assert f"Walker: {outside:.1%} of the energy" in pictures["spectrum"].caption
+    assert f"on Walker: {outside:.1%} of the energy" in pictures["spectrum"].caption
     assert "Walker, 98.3% by rank 8" in texts(pictures["spectrum"])
 
 
@@ -118,8 +117,8 @@ def test_the_diagnosis_names_noise_rank_and_conditioning(pictures):
         texts(picture)
     )
     assert "0.630" in texts(picture)
-    assert "foresee 63.0%" in picture.caption
-    assert "the rank accounts for 0.017 at most" in picture.caption
+    assert "can predict 63.0%" in picture.caption
+    assert "the rank accounts for at most 0.017" in picture.caption
 
 
 def test_curves_are_means_over_seeds_thinned_to_their_ends():
@@ -129,7 +128,7 @@ def test_curves_are_means_over_seeds_thinned_to_their_ends():
         for step in range(1001)
     ]
     rows.append({"domain": "d", "seed": 1, "method": "cqm", "step": 2000, "loss": 0.0})
-    x, y = figures._lines(rows, "d", "step", "loss", ("cqm", "sf"))["cqm"]
+    x, y = figures.mean_curves(rows, "d", "step", "loss", ("cqm", "sf"))["cqm"]
     assert len(x) <= 61
     assert (x[0], x[-1]) == (0, 1000)  # not where one seed alone has a point
     assert y == [step + 2.0 for step in x]
@@ -158,3 +157,19 @@ def test_without_ceilings_scores_are_shown_alone(run):
     assert not {"ceiling", "chance"} & set(texts(picture))
     assert "ceiling" not in picture.caption
     assert figures.curves_figure(results, "walker-walk") is not None
+
+
+def test_a_registered_method_is_drawn_in_its_colour(tmp_path, monkeypatch):
+    method = Method("new", "New method", "nowhere:New", "scores", colour="#123456")
+    monkeypatch.setitem(METHODS, "new", method)
+    write_run(tmp_path, domains=("reacher-easy",), seeds=(7,), beyond=("new", "new+effect"))
+    picture = figures.score_figure(load(tmp_path), "reacher-easy")
+    assert {"New method", "New method + effect"} <= set(texts(picture))
+    assert "#123456" in picture.svg
+
+
+def test_figures_know_their_section_and_how_they_are_read(pictures):
+    logged = [name for name, picture in pictures.items() if picture.section == "logs"]
+    assert logged == ["ordinary-reacher-easy", "ordinary-walker-walk"]
+    assert pictures["spectrum"].heading == pictures["diagnosis-walker-walk"].heading
+    assert all(picture.heading and picture.reading for picture in pictures.values())

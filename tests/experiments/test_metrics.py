@@ -122,6 +122,23 @@ def test_excess_error_does_not_charge_for_noise():
     assert abs(metrics.excess_error(0.5 * expected, effects) - 0.25) < 0.01
 
 
+def test_the_noise_floor_is_the_error_of_a_perfect_model():
+    effects = noisy_effects(4_000, 4, noise=1.0)
+    expected = np.broadcast_to(np.array([[[1.0], [-1.0]]]), effects.shape)
+    assert metrics.noise_floor(effects) == pytest.approx(metrics.nmse(expected, effects), rel=0.02)
+    assert (
+        metrics.noise_floor(effects)
+        == metrics.ceilings(effects, np.array([1.0, -1.0]), np.array([[1.0]])).noise_floor
+    )
+
+
+def test_two_draws_suffice_and_the_mean_is_by_hand():
+    effects = np.array([[[[2.0], [-2.0]], [[4.0], [-4.0]]]])  # mean ±3, spread 2 each
+    # The error of ±3 is 0 less the noise of the mean, 2/2 for each action; the size is 18 - 2.
+    assert metrics.excess_error(np.array([[[3.0], [-3.0]]]), effects) == pytest.approx(-2 / 16)
+    assert metrics.noise_floor(effects) == pytest.approx(4 / 20)  # of the mean square, 8 and 32
+
+
 def test_spectrum_is_of_shares():
     effects = np.array([[[2.0, 0.0], [-2.0, 0.0]], [[0.0, 1.0], [0.0, -1.0]]])
     np.testing.assert_allclose(metrics.spectrum(effects), [0.8, 0.2])

@@ -1,4 +1,4 @@
-"""The page of a run, as text and in a browser."""
+"""The report of a run: its files, what is printed, and its page as text and in a browser."""
 
 import json
 import math
@@ -7,14 +7,14 @@ import shutil
 import subprocess
 from html import unescape
 from html.parser import HTMLParser
+from unittest.mock import Mock
 
 import pytest
 from support.synthetic_run import write_run
 
-from cqm.experiments.report import write_report
+from cqm.experiments import figures, report, tables
 from cqm.experiments.report.page import render
-from cqm.experiments.report.verdict import cards, verdict
-from cqm.experiments.results import COLUMNS, load, write_csv
+from cqm.experiments.results import COLUMNS, load
 
 BROWSER = (
     shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -26,6 +26,7 @@ FAILED = {
     "error": 'ValueError: <script>alert(1)</script> & "more"',
 }
 DOMAINS = ("reacher-easy", "walker-walk")
+FORMATS = ("md", "csv", "tex")
 
 
 @pytest.fixture(scope="module")
@@ -34,8 +35,93 @@ def run(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def page(run):
-    return write_report(run).read_text()
+def printed(run):
+    return report.write(run)
+
+
+@pytest.fixture(scope="module")
+def page(run, printed):
+    return (run / "report.html").read_text()
+
+
+def rendered(directory):
+    """The page alone, without files."""
+    results = load(directory)
+    return render(results, tables.make_tables(results), figures.make_figures(results))
+
+
+def test_everything_is_loaded_and_built_once(tmp_path, monkeypatch):
+    write_run(tmp_path, domains=("reacher-easy",), seeds=(7,), methods=("cqm",), beyond=())
+    spied = {
+        (module, name): Mock(wraps=getattr(module, name))
+        for module, name in (
+            *((report, "load"), (report, "make_tables"), (report, "make_figures")),
+            *((tables, "paper_table"), (figures, "score_figure")),
+        )
+    }
+    for (module, name), spy in spied.items():
+        monkeypatch.setattr(module, name, spy)
+    report.write(tmp_path)
+    assert [spy.call_count for spy in spied.values()] == [1, 1, 1, 5, 1]
+
+
+def test_a_report_is_tables_figures_and_a_page(run, page):
+    results = load(run)
+    names = {f"{t.name}.{kind}" for t in tables.make_tables(results) for kind in FORMATS}
+    assert {path.name for path in (run / "tables").iterdir()} == names
+    pictures = figures.make_figures(results)
+    assert {path.name: path.read_text() for path in (run / "figures").iterdir()} == {
+        f"{picture.name}.svg": picture.document for picture in pictures
+    }
+    for table in tables.make_tables(results):
+        assert f'id="table-{table.name}"' in page
+    for picture in pictures:
+        assert f'<figure id="{picture.name}">' in page
+
+
+def test_tables_and_figures_are_in_their_sections(page):
+    sections = dict(re.findall(r'<section id="(\w+)">(.*?)</section>', page, re.S))
+    assert list(sections) == ["verdict", "tables", "figures", "beyond", "logs", "run"]
+    found = {name: re.findall(r'id="table-([\w-]+)"', text) for name, text in sections.items()}
+    assert found["tables"][:2] == ["accuracy", "regret"]
+    assert found["beyond"][0] == "default"
+    assert found["logs"] == ["ordinary", "choosing"]
+    assert sections["logs"].count("<figure") == 2
+    assert sections["figures"].count("<figure") == 10
+
+
+def test_what_is_printed_fits_a_terminal(tmp_path):
+    write_run(tmp_path)
+    lines = report.write(tmp_path).splitlines()
+    assert len(lines) == 1 + 2 * 4 + 1 + 1 + 2 + 4 * 3 * 4 + 2
+    assert max(map(len, lines[:-1])) <= 90
+    assert lines[0].split() == [
+        *("accuracy", "Ceiling", "Random", "CQM-B", "World", "SF"),
+        *("Direct", "value", "Task-TD", "COCOA"),
+    ]
+    assert lines[2].split() == ["paper", "1.000", "0.252", "0.424", "0.990", "0.841", "0.644"]
+    assert lines[-2:] == ["", f"report: {tmp_path / 'report.html'}"]
+
+
+def test_without_methods_of_the_paper_the_summary_says_so(tmp_path):
+    write_run(tmp_path, domains=("reacher-easy",), seeds=(7,), methods=("zero",), beyond=())
+    assert report.write(tmp_path).startswith("none of the paper's methods has finished\n")
+
+
+def test_logs_alone_give_a_report(run, tmp_path):
+    shutil.copy(run / "logs.csv", tmp_path)
+    text = report.write(tmp_path)
+    page = (tmp_path / "report.html").read_text()
+    assert text.startswith("excess error by number of rollouts\n")
+    assert 'id="table-ordinary"' in page
+    assert 'id="table-accuracy"' not in page
+    assert "seeds" not in page.partition("From logs")[0]
+
+
+def test_a_directory_without_a_run_is_explained(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"run\.json is missing; give the directory"):
+        report.write(tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 class Elements(HTMLParser):
@@ -82,7 +168,7 @@ def test_the_page_needs_nothing_from_outside(page):
 
 
 def test_the_same_results_give_the_same_page(run, page):
-    assert render(load(run)) == page
+    assert rendered(run) == page
 
 
 def test_everything_that_matters_is_there(page):
@@ -90,7 +176,7 @@ def test_everything_that_matters_is_there(page):
     for words in (
         *("Verdict", "Tables", "Figures", "Beyond the paper", "The run"),
         *("Accuracy", "Normalised regret", "Effect NMSE", "Absolute-future NMSE", "Correlation"),
-        *("Ceiling", "Noise floor", "How to run it again", "cqm reproduce --preset paper"),
+        *("Ceiling", "Noise floor", "How to rerun it", "cqm reproduce --preset paper"),
         *("Protocol", "training.learning_rate", "0.0003", "mujoco", "3.17.0", "cores"),
     ):
         assert words in text
@@ -103,7 +189,7 @@ def test_what_comes_from_data_is_escaped(tmp_path):
     run |= {"preset": evil, "commands": [evil], "versions": {evil: evil}, "machine": {"a": [evil]}}
     run["failed"] = [dict.fromkeys(("domain", "seed", "method", "error"), evil)]
     (tmp_path / "run.json").write_text(json.dumps(run))
-    page = render(load(tmp_path))
+    page = rendered(tmp_path)
     elements = Elements(page)
     assert "img" not in elements.tags
     assert "onerror" not in dict(elements.attributes)
@@ -126,17 +212,17 @@ def test_time_is_split_with_shares(page):
         ("rest", "4.3%"),
     ):
         assert f'<i class="{part}"></i>{part} <b>{share}</b>' in page
-    assert "Of the last call, which did 0 jobs: 11.9 min of work, in 6.7 min by the clock" in page
+    assert "The last call did 0 jobs in 11.9 min of core time, 6.7 min by the clock" in page
 
 
 def test_a_committed_run_without_times_says_so(tmp_path):
     write_run(
         tmp_path, domains=("reacher-easy",), seeds=(7,), methods=("cqm",), beyond=(), times=False
     )
-    page = render(load(tmp_path))
-    assert "times of this run were not kept" in page
+    page = rendered(tmp_path)
+    assert "timings of this run were not kept" in page
     assert "Beyond the paper" not in page
-    assert "Jobs that failed" not in page
+    assert "Failed jobs" not in page
 
 
 def test_scores_alone_give_a_page(tmp_path):
@@ -144,96 +230,9 @@ def test_scores_alone_give_a_page(tmp_path):
     for name in COLUMNS:
         if name != "scores.csv":
             (tmp_path / name).unlink()
-    page = write_report(tmp_path).read_text()
+    page = rendered(tmp_path)
     assert page.count("<figure") == 1
     assert "0.3134 <span>± 0.0101</span>" in page
-
-
-# The verdict
-
-
-def write_scores(directory, scores, **protocol):
-    """A run with accuracies and shares of the ceiling, by method on reacher or by domain too."""
-    rows = []
-    for name, values in scores.items():
-        domain, method = name if isinstance(name, tuple) else ("reacher-easy", name)
-        for seed, value in enumerate(values, 7):
-            row = dict.fromkeys(COLUMNS["scores.csv"])
-            row |= {"domain": domain, "seed": seed, "method": method}
-            rows.append({**row, "accuracy": value, "ceiling_share": 2 * value - 1})
-    write_csv(directory / "scores.csv", rows, COLUMNS["scores.csv"])
-    (directory / "run.json").write_text(json.dumps({"preset": "x", "protocol": protocol}))
-    return load(directory)
-
-
-FULL = {"states": 20_000, "test_states": 4_000, "training": {"updates": 4_000}}
-
-
-def test_the_winner_whoever_it_is(tmp_path):
-    scores = {"cqm": [0.6, 0.61, 0.59, 0.6, 0.6], "direct": [0.9, 0.91, 0.89, 0.9, 0.9]}
-    sentences = verdict(write_scores(tmp_path, scores, **FULL))
-    assert sentences[0] == (
-        "Of the paper's methods, the most accurate is Direct value in 1 of 1 domains (Reacher). "
-        "In the paper it is CQM-B. Leads over the second that exceed their Student-t intervals: "
-        "Direct value in Reacher."
-    )
-    assert "1 of 2 for accuracy" in sentences[1]
-    assert sentences[1].endswith("more than the intervals: CQM-B on Reacher.")
-    assert "80% on Reacher" in sentences[2]
-    assert len(sentences) == 3
-
-
-def test_every_clear_lead_has_its_winner(tmp_path):
-    high, low, near = [0.9, 0.91, 0.89], [0.6, 0.61, 0.59], [0.9, 0.88, 0.91]
-    scores = {("reacher-easy", "cqm"): low, ("reacher-easy", "direct"): high}
-    scores |= {("cheetah-run", "cqm"): high, ("cheetah-run", "direct"): low}
-    scores |= {("walker-walk", "cqm"): high, ("walker-walk", "direct"): near}
-    first = verdict(write_scores(tmp_path, scores, **FULL))[1]
-    assert first.endswith("intervals: Direct value in Reacher and CQM-B in Cheetah.")
-
-
-def test_all_who_share_the_first_place_are_named(tmp_path):
-    scores = {method: [1.0, 1.0] for method in ("cqm", "cocoa")}
-    scores |= {f"{method}+effect": [0.5, 0.5] for method in ("world", "sf", "direct", "task-td")}
-    scores |= {f"{method}+effect": [1.0, 1.0] for method in ("cqm", "cocoa")}
-    results = write_scores(tmp_path, scores, **FULL)
-    assert [card.leader for card in cards(results)] == ["CQM-B and COCOA"]
-    assert verdict(results)[-1].endswith("the most accurate is CQM-B and COCOA in Reacher.")
-
-
-def test_a_lead_within_its_interval_is_none(tmp_path):
-    scores = {"cqm": [0.5, 0.9], "direct": [0.6, 0.7]}
-    assert "No lead over the second" in " ".join(verdict(write_scores(tmp_path, scores, **FULL)))
-
-
-def test_a_smaller_run_says_so_first(tmp_path):
-    smaller = {**FULL, "states": 4_000, "training": {"updates": 1_000}}
-    first, second, *_ = verdict(write_scores(tmp_path, {"cqm": [0.9]}, **smaller))
-    assert "4,000 of 20,000 training states, 1,000 of 4,000 updates and 1 of 5 seeds" in first
-    assert "With one seed it cannot be said" in second
-
-
-def test_cards_show_the_best_and_how_far_it_gets(run):
-    reacher, walker = cards(load(run))
-    assert (reacher.title, walker.title) == ("Reacher", "Walker")
-    assert 0 < reacher.accuracy <= 1
-    assert walker.ceiling == pytest.approx(0.48, abs=0.01)
-    assert re.fullmatch(r"\d+ of \d+ figures agree", walker.agreement)
-
-
-def test_the_verdict_names_noise_rank_and_conditioning(run):
-    text = " ".join(verdict(load(run)))
-    assert "foresee 63.0%" in text
-    assert "the rank accounts for 0.017" in text
-    assert "With the same conditioned input for every method" in text
-    assert "accuracy of the default model against CQM-B's" in text
-
-
-def test_without_methods_of_the_paper_nothing_is_claimed(tmp_path):
-    results = write_scores(tmp_path, {"zero": [0.2] * 5}, **FULL)
-    assert verdict(results) == []
-    assert cards(results) == []
-    assert "<h2>Verdict</h2>" in render(results)
 
 
 # In a browser

@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.synthetic_run import write_run
+from support.synthetic_run import log_rows, write_run
 
-from cqm.experiments.results import COLUMNS, load, read_csv, write_csv
-from cqm.storage import DamagedFileError
+from cqm.experiments.results import COLUMNS, load, read_csv, with_current_names, write_csv
+from cqm.storage import DamagedFileError, write_json
 
 TYPES = {"name": str, "seed": int, "value": float}
 
@@ -68,7 +68,7 @@ def test_only_text_and_numbers_are_written(tmp_path):
         (b"name,seed,value\na,7\n", "line 2: expected 3 cells; got 2"),
         (b"name,seed,value\na,7,0.1\nb,x,1\n", "line 3: .*'x'"),
         (b"name,seed,value\na,7,high\n", "line 2: .*'high'"),
-        (b"name,seed,value\na,,1\n", "line 2: a cell that must not be empty is"),
+        (b"name,seed,value\na,,1\n", "line 2: a required cell is empty"),
         (b"name,seed,value\n\xff,7,1\n", "is not UTF-8 text"),
     ],
 )
@@ -136,3 +136,31 @@ def test_a_job_with_two_scores_is_damage(tmp_path):
     write_run(tmp_path, domains=("reacher-easy",), seeds=(7, 7), methods=("cqm",), beyond=())
     with pytest.raises(DamagedFileError, match="two rows for domain 'reacher-easy', seed 7"):
         load(tmp_path).values("reacher-easy", "cqm", "accuracy")
+
+
+def test_logs_by_former_names_are_read(tmp_path):
+    write_run(tmp_path, domains=("reacher-easy",), seeds=(7,), methods=("cqm",), beyond=())
+    now = load(tmp_path).logs
+    path = tmp_path / "logs.csv"
+    header, line, rest = path.read_text().split("\n", 2)
+    path.write_text("\n".join([header.replace("regret_share", "regret"), line, rest]))
+    assert load(tmp_path).logs == now
+    row = {"domain": "d", "regret": 0.5}
+    assert with_current_names("logs.csv", row) == {"domain": "d", "regret_share": 0.5}
+    assert with_current_names("scores.csv", row) == row  # where regret is something else
+
+
+def test_rows_of_the_study_of_logs_round_trip(tmp_path):
+    rows = log_rows("walker-walk")
+    write_csv(tmp_path / "logs.csv", rows, COLUMNS["logs.csv"])
+    assert load(tmp_path).logs == rows
+
+
+def test_the_settings_of_the_study_of_logs_by_either_name(tmp_path):
+    write_run(tmp_path, domains=("reacher-easy",), seeds=(7,), methods=("cqm",), beyond=())
+    assert load(tmp_path).study == {}
+    write_json(tmp_path / "logs.json", {"study": {"test_draws": 8}, "failed": [{"seed": 7}]})
+    assert load(tmp_path).study["study"] == {"test_draws": 8}
+    assert load(tmp_path).failed == [{"seed": 7}]
+    write_json(tmp_path / "logs-study.json", {"study": {"test_draws": 32}})
+    assert load(tmp_path).study["study"] == {"test_draws": 32}

@@ -1,4 +1,4 @@
-"""A made-up run directory, small and plausible, for tests of tables, figures and report."""
+"""Made-up run directories, small and plausible, for tests of tables, figures and report."""
 
 import math
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from cqm.experiments import published as paper
-from cqm.experiments.results import COLUMNS, write_csv
+from cqm.experiments.results import COLUMNS, load, write_csv
 from cqm.storage import write_json
 
 LIMITS = {
@@ -33,7 +33,7 @@ def write_run(
     states=20_000,
     seed=0,
 ):
-    """Write all files of a run; scores lie about the paper's, and conditioning helps."""
+    """Write all files of a run; scores lie near the paper's, and conditioning helps."""
     rng, directory = np.random.default_rng(seed), Path(directory)
     jobs = [(d, s, m) for d in domains for s in seeds for m in methods]
     jobs += [(d, s, m) for d in domains for s in seeds[:3] for m in beyond]
@@ -74,8 +74,31 @@ def write_run(
     return directory
 
 
+def write_scores(directory, scores, column="accuracy", **protocol):
+    """A run with nothing but one score per seed from 7 on, as loaded results.
+
+    Args:
+        directory: Where to write it.
+        scores: Values of the seeds, by method on reacher or by (domain, method).
+        column: The score they are.
+        protocol: Settings of the run.
+    """
+    rows = []
+    for name, values in scores.items():
+        domain, method = name if isinstance(name, tuple) else ("reacher-easy", name)
+        for seed, value in enumerate(values, 7):
+            row = dict.fromkeys(COLUMNS["scores.csv"])
+            row |= {"domain": domain, "seed": seed, "method": method, column: value}
+            if column == "accuracy":
+                row["ceiling_share"] = 2 * value - 1
+            rows.append(row)
+    write_csv(directory / "scores.csv", rows, COLUMNS["scores.csv"])
+    write_json(directory / "run.json", {"preset": "test", "protocol": protocol})
+    return load(directory)
+
+
 def log_rows(domain, seed=7):
-    """Errors that fall as 1/n, each estimator's ten times as large as that of the one before."""
+    """Errors that fall as 1/n, each estimator's ten times as large as the one before."""
     return [
         {
             "domain": domain,
@@ -88,7 +111,7 @@ def log_rows(domain, seed=7):
             "noise_floor": 0.1,
             "excess_error": error,
             "accuracy": 0.9 - 0.1 * i,
-            "regret": 0.01 * (1 + i),
+            "regret_share": 0.01 * (1 + i),
             "r_score": 0.5 - error,
             "r_error": 0.01,
             "dr_score": 0.5 + error,
@@ -116,7 +139,7 @@ def score_row(rng, domain, seed, method):
         if conditioned or base in ("default", "world-ensemble"):
             accuracy += 0.5 * (ceiling - accuracy)
         regret = floor + 0.35 * max(ceiling - accuracy, 0.0)
-        vector = paper.EFFECT_NMSE.get((domain, like)) if like in paper.VECTOR_METHODS else None
+        vector = paper.EFFECT_NMSE.get((domain, like))
         nmse = vector.value * math.exp(0.05 * rng.normal()) if vector else math.nan
         if conditioned or base == "default":
             nmse = noise + 0.6 * (nmse - noise)
@@ -187,7 +210,7 @@ def cdf_rows(rng, domain, seed, method):
 
 
 def cloud_rows(rng, domain, method):
-    """Nothing for methods whose scores do not differ between actions."""
+    """Counts of aligned advantages; none for methods that score all actions alike."""
     if method in ("zero", "random"):
         return []
     accuracy = paper.ACCURACY.get((domain, method))
