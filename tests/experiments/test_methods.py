@@ -1,6 +1,9 @@
 """Every method of the benchmark on a world small enough to know the answer."""
 
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -8,15 +11,18 @@ import numpy as np
 import pytest
 
 import cqm
+from cqm import storage
 from cqm.decisions import ties
-from cqm.experiments.methods import METHODS, Lesson, base
+from cqm.experiments.methods import METHODS, Task, fitting, method_of
 from cqm.experiments.methods.cocoa import contributed
 from cqm.experiments.methods.transitions import Transitions
 from cqm.experiments.methods.vector import for_action, mean_over_actions
+from cqm.experiments.protocol import PAPER, preset
 from cqm.measures import FiniteMDP, integrate, outcome_posterior, successor_measure
-from cqm.models import effect
+from cqm.models import estimator
 from cqm.models.network import Network, num_parameters
-from cqm.models.training import Trained, Training, _Files
+from cqm.models.training import Trained, Training
+from cqm.models.training_log import TrainingLog
 from cqm.quotient import center
 from cqm.worlds.function import FunctionWorld
 
@@ -107,9 +113,13 @@ def linear_test():
     return collected(linear_world(), 200, 2)
 
 
-def lesson(branches, training=QUICK, **changes):
+def task(branches, training=QUICK, **changes):
     rewards = directions(32, len(branches.feature_names), 1)
-    return Lesson(branches, rewards, training, show_progress=False, **changes)
+    return Task(branches, rewards, training, show_progress=False, **changes)
+
+
+def fitted(name, *arguments, **changes):
+    return METHODS[name].fit(task(*arguments, **changes))
 
 
 def relative_error(predicted, true):
@@ -118,33 +128,30 @@ def relative_error(predicted, true):
 
 def test_successor_features_are_those_of_the_finite_mdp(chain, every_state):
     branches, states = every_state
-    predictor = METHODS["sf"](lesson(chain, LONGER))
+    predictor = fitted("sf", chain, LONGER)
     exact = successor_measure(FiniteMDP(LAWS), discount=DISCOUNT)[states]
-    assert predictor.absolute
-    assert np.abs(predictor.outcomes(branches) - exact).max() < 0.15
+    assert np.abs(predictor.vectors(branches) - exact).max() < 0.15
 
 
 def test_task_td_values_are_those_of_the_finite_mdp(chain, every_state):
     branches, states = every_state
-    predictor = METHODS["task-td"](lesson(chain, LONGER))
+    predictor = fitted("task-td", chain, LONGER)
     weights = directions(16, 3, 2)
     exact = successor_measure(FiniteMDP(LAWS), discount=DISCOUNT)[states]
     exact = np.swapaxes(exact @ weights.T, 1, 2)
     assert relative_error(predictor.values(branches, weights), exact) < 0.02
-    assert predictor.outcomes(branches) is None
 
 
 @pytest.mark.parametrize("name", ["world", "world-ensemble"])
 def test_world_models_roll_linear_dynamics_forward(name, linear, linear_test):
-    predictor = METHODS[name](lesson(linear, conditioning="whiten"))
+    predictor = fitted(name, linear, conditioning="whiten")
     exact = linear_outcomes(linear_test.observations, 5)
-    assert predictor.absolute
-    assert relative_error(predictor.outcomes(linear_test), exact) < 1e-3
-    assert relative_error(center(predictor.outcomes(linear_test)), center(exact)) < 0.02
+    assert relative_error(predictor.vectors(linear_test), exact) < 1e-3
+    assert relative_error(center(predictor.vectors(linear_test)), center(exact)) < 0.02
 
 
 def test_direct_values_are_those_of_linear_outcomes(linear, linear_test):
-    predictor = METHODS["direct"](lesson(linear, conditioning="effect"))
+    predictor = fitted("direct", linear, conditioning="effect")
     weights = directions(16, 2, 2)
     exact = np.swapaxes(linear_outcomes(linear_test.observations, 5) @ weights.T, 1, 2)
     assert relative_error(predictor.values(linear_test, weights), exact) < 0.02
@@ -166,7 +173,7 @@ def test_contribution_coefficients_give_the_advantages_of_the_finite_mdp():
 
 def test_cocoa_learns_who_did_it_and_what_to_do(chain, every_state):
     one_step = collected(chain_world(), 4000, 1, horizon=1)
-    predictor = METHODS["cocoa"](lesson(one_step))
+    predictor = fitted("cocoa", one_step)
     branches, states = every_state
     weights = directions(16, 3, 2)
     measures = successor_measure(FiniteMDP(LAWS), discount=DISCOUNT, horizon=1)
@@ -180,17 +187,24 @@ def test_cocoa_learns_who_did_it_and_what_to_do(chain, every_state):
 @pytest.fixture
 def untrained(monkeypatch):
     """Methods as they are before the first update, without compiling a training."""
-    for module in (base, effect):
-        monkeypatch.setattr(module, "train", lambda model, *_, **__: Trained(model, np.zeros(1)))
+
+    def unchanged(model, *_, **__):
+        return Trained(model, np.zeros(1), np.empty(0), 0)
+
+    for module, name in (
+        (fitting, "train"),
+        (fitting, "train_members"),
+        (estimator, "train_members"),
+    ):
+        monkeypatch.setattr(module, name, unchanged)
 
 
 @pytest.mark.usefixtures("untrained")
 def test_the_three_vector_models_have_equally_many_parameters(linear):
-    given = lesson(linear, TINY)
     counts = {
-        "cqm": num_parameters(METHODS["cqm"](given).model.network_),
-        "world": num_parameters(METHODS["world"](given).network),
-        "sf": num_parameters(METHODS["sf"](given).network),
+        "cqm": num_parameters(fitted("cqm", linear, TINY).model.predictor_.network),
+        "world": num_parameters(fitted("world", linear, TINY).network),
+        "sf": num_parameters(fitted("sf", linear, TINY).network),
     }
     assert len(set(counts.values())) == 1
     network = Network(2, 3, 2, rank=8, width=128, key=jax.random.key(0))
@@ -209,76 +223,126 @@ def test_one_action_at_a_time_is_the_same_network():
 
 def test_transitions_are_those_of_the_branches():
     """In the linear world every row can be checked against the dynamics."""
-    branches = collected(linear_world(), 50, 1, draws=2)
-    rows = Transitions.of(branches, TINY).window(0)
+    given = task(collected(linear_world(), 50, 1, draws=2), TINY)
+    rows = Transitions.of(given).window(0)
     before, after = (np.asarray(rows[name], float) for name in ("before", "after"))
     pushed = before @ TURN + PUSH[np.asarray(rows["action"])]
     np.testing.assert_allclose(after, pushed, atol=1e-6)
-    again = Transitions.of(branches, TINY).window(0)
-    other = Transitions.of(branches, TINY).window(1)
+    again = Transitions.of(given).window(0)
+    other = Transitions.of(given).window(1)
     np.testing.assert_array_equal(rows["before"], again["before"])
     assert not np.array_equal(rows["before"], other["before"])
 
 
 def test_oracle_zero_and_random(linear, linear_test):
-    given, weights = lesson(linear, TINY), directions(16, 2, 2)
+    weights = directions(16, 2, 2)
     truth = np.swapaxes(linear_test.effects().mean(axis=1) @ weights.T, 1, 2)
-    oracle = METHODS["oracle"](given).values(linear_test, weights)
+    oracle = fitted("oracle", linear, TINY).values(linear_test, weights)
     np.testing.assert_array_equal(oracle.argmax(-1), truth.argmax(-1))
-    zero = METHODS["zero"](given)
+    zero = fitted("zero", linear, TINY)
     assert (ties(zero.values(linear_test, weights)) == 3).all()
-    assert not zero.absolute
-    chance = METHODS["random"](given)
+    chance = fitted("random", linear, TINY)
     scores = chance.values(linear_test, weights)
     assert np.mean(scores.argmax(-1) == truth.argmax(-1)) == pytest.approx(1 / 3, abs=0.03)
     np.testing.assert_array_equal(scores, chance.values(linear_test, weights))
-    assert chance.outcomes(linear_test) is None
+    assert chance.vectors(linear_test) is None
 
 
 def test_an_interrupted_fit_continues_to_the_same_predictions(
     linear, linear_test, tmp_path, monkeypatch
 ):
     """Task-TD has all that must be found again: a target network and windows of transitions."""
-    weights, method = directions(4, 2, 2), METHODS["task-td"]
-    whole = method(lesson(linear, TINY)).values(linear_test, weights)
-    saved, save = [], _Files.save
+    weights = directions(4, 2, 2)
+    whole = fitted("task-td", linear, TINY).values(linear_test, weights)
+    written, write = [], TrainingLog.write
 
-    def interrupted(self, *arguments):
-        save(self, *arguments)
-        saved.append(self.checkpoint.name)
-        if len(saved) == 2:
+    def interrupted(self, step, metrics):
+        write(self, step, metrics)
+        written.append(step)
+        if len(written) == 2:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(_Files, "save", interrupted)
+    monkeypatch.setattr(TrainingLog, "write", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        method(lesson(linear, TINY, directory=tmp_path))
-    resumed = method(lesson(linear, TINY, directory=tmp_path))
-    assert len(saved) == 3  # chunks of 10 of the 30 updates
+        fitted("task-td", linear, TINY, directory=tmp_path)
+    resumed = fitted("task-td", linear, TINY, directory=tmp_path)
+    assert written == [10, 20, 30]  # chunks of 10 of the 30 updates
     np.testing.assert_array_equal(resumed.values(linear_test, weights), whole)
-    with pytest.raises(ValueError, match="of another training or other data"):
-        method(lesson(linear[:100], TINY, directory=tmp_path))
+    with pytest.raises(ValueError, match=r"(?s)with other settings or data.*sha256.observations"):
+        fitted("task-td", linear[:100], TINY, directory=tmp_path)
 
 
 @pytest.mark.usefixtures("untrained")
 @pytest.mark.parametrize("name", sorted(METHODS))
 def test_every_method_answers_in_the_agreed_shapes(name):
     branches = collected(linear_world(), 60, 1)
-    given = lesson(branches, TINY, conditioning="effect")
-    predictor, test = METHODS[name](given), branches[:7]
+    predictor, test = fitted(name, branches, TINY, conditioning="effect"), branches[:7]
     values = predictor.values(test, directions(4, 2, 2))
     assert values.shape == (7, 4, 3)
     assert np.isfinite(values).all()
-    outcomes = predictor.outcomes(test)
-    assert outcomes is None or outcomes.shape == (7, 3, 2)
+    vectors = predictor.vectors(test)
+    assert (vectors is not None) == METHODS[name].predicts_vectors
+    assert vectors is None or vectors.shape == (7, 3, 2)
 
 
-def test_lessons_that_do_not_fit_are_refused(linear):
+def test_tasks_that_do_not_fit_are_refused(linear):
     with pytest.raises(ValueError, match=r"rewards must be \[rewards, 2 features\]"):
-        Lesson(linear, np.ones((32, 3)), TINY)
+        Task(linear, np.ones((32, 3)), TINY)
     pairs = collected(linear_world(), 20, 1, arms=2)
     with pytest.raises(ValueError, match="need families of all 3 arms; these have 2"):
-        lesson(pairs)
+        task(pairs)
+    with pytest.raises(ValueError, match="needs a training with a seed"):
+        task(linear, Training())
     world = linear_world()
     world.observation_names = ("u", "v")
     with pytest.raises(ValueError, match="needs features that are the observation"):
-        METHODS["world"](lesson(collected(world, 20, 1), TINY))
+        fitted("world", collected(world, 20, 1), TINY)
+
+
+def test_a_name_is_a_method_and_the_conditioning_of_its_input():
+    assert method_of("world+effect") == (METHODS["world"], "effect")
+    assert method_of("default") == (METHODS["default"], "none")
+    for name in ("dreamer", "cqm+magic", "cqm+", "world+none", "default+effect", "zero+whiten"):
+        with pytest.raises(
+            ValueError, match=f"unknown method {name!r}; available:".replace("+", ".")
+        ):
+            method_of(name)
+
+
+def test_the_registry_is_read_without_jax():
+    code = "import sys, cqm.experiments.methods; print('jax' in sys.modules)"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True) == "False\n"
+
+
+V01 = Path(__file__).parents[1] / "data" / "v0.1"
+
+
+@pytest.fixture(scope="module")
+def smoke():
+    """Task and test set of the benchmark at smoke size, as for `methods.safetensors`."""
+    protocol = preset("smoke")
+    world = cqm.load_world("cartpole-swingup", nuisance=protocol.nuisance, seed=7)
+    sets = {
+        name: cqm.collect(world, show_progress=False, **recipe)
+        for name, recipe in protocol.branch_sets(7).items()
+    }
+    rewards, held_out = map(world.mixed_weights, protocol.rewards(len(world.native.feature_names)))
+    training = protocol.training.with_seed(7)
+    given = Task(sets["training"], rewards, training, show_progress=False)
+    return given, sets["test"], held_out, storage.read_arrays(V01 / "methods.safetensors")[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*METHODS, *(f"{m}+effect" for m in (*PAPER, "cqm-full-rank"))])
+def test_every_method_predicts_what_version_0_1_did(smoke, name):
+    given, test, held_out, expected = smoke
+    method, conditioning = method_of(name)
+    predictor = method.fit(replace(given, conditioning=conditioning))
+    num = len(expected[f"{name}/values"])
+    found = {f"{name}/values": predictor.values(test, held_out)[:num]}
+    if method.predicts_vectors:
+        found[f"{name}/outcomes"] = predictor.vectors(test)[:num]
+    for key, values in found.items():
+        # Not bit for bit, because another processor or thread count rounds differently.
+        scale = np.abs(expected[key]).max()
+        np.testing.assert_allclose(values, expected[key], rtol=1e-5, atol=1e-5 * scale)
