@@ -1,4 +1,4 @@
-"""What can be branched: simulators behind one contract."""
+"""Worlds: simulators behind one contract, so that their states can be branched."""
 
 import lazy_loader
 

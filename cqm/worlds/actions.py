@@ -1,4 +1,4 @@
-"""Candidate actions: the finite set of controls that a world's branches compare."""
+"""Candidate actions: the finite set of controls that branches compare."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ def prototype_actions(
 ) -> np.ndarray:
     """The paper's candidate actions for a control box, `[actions, controls]`.
 
-    One control dimension gets its bounds and their middle. More get the middle and two
-    random directions with their antithetic negatives, each scaled until its largest component
-    reaches the bound. The second direction is drawn again while it is within 45° of the line of
-    the first, since nearly equal actions compare nothing. World's name and seed fix them.
+    For one control, these are its bounds and their midpoint. For several, they are the midpoint
+    and two random directions with their negatives, each scaled until its largest component reaches
+    the bound. The second direction is redrawn while it is within 45° of the line through the first,
+    because comparing nearly equal actions says nothing. The actions depend only on the box, the
+    world's name and the seed.
 
     >>> prototype_actions(np.array([-1.0]), np.array([1.0])).ravel().tolist()
     [-1.0, 0.0, 1.0]
@@ -26,7 +27,7 @@ def prototype_actions(
     if not flat or not np.all(np.isfinite([low, high])):
         raise ValueError(
             f"prototype actions need a bounded control box; got low={low}, high={high}; "
-            "give candidate actions explicitly"
+            "pass candidate_actions instead"
         )
     middle, reach = (low + high) / 2, (high - low) / 2
     if low.size == 1:
@@ -43,7 +44,7 @@ def prototype_actions(
 def checked_actions(
     given: npt.ArrayLike, low: np.ndarray, high: np.ndarray, *, continuous: bool = True
 ) -> np.ndarray:
-    """A user's candidate actions, `[actions, controls]`, or a `ValueError` that says what may be.
+    """Check a user's candidate actions, `[actions, controls]`; raises `ValueError` if invalid.
 
     >>> checked_actions([[0], [1]], np.array([-1.0]), np.array([1.0])).tolist()
     [[0.0], [1.0]]
@@ -69,7 +70,7 @@ def candidate_actions(
     seed: int,
     continuous: bool = True,
 ) -> np.ndarray:
-    """The candidate actions that a user gave, checked, or else the paper's for the control box."""
+    """The given candidate actions, checked; by default the paper's for the control box."""
     if given is None:
         return prototype_actions(low, high, name=name, seed=seed)
     return checked_actions(given, low, high, continuous=continuous)

@@ -1,4 +1,4 @@
-"""Checks that a world keeps the contract it must keep to be branched."""
+"""Check that a world keeps the contract on which branching relies."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cqm.worlds.identity import stored_identity
 
 @dataclass(frozen=True)
 class Check:
-    """One line of a report."""
+    """One line of a report: a check, whether it passed, and details."""
 
     name: str
     passed: bool
@@ -23,7 +23,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Report:
-    """What some checks found; prints as a table, is true when every check passed."""
+    """Results of several checks; prints as a table, and is true if every check passed."""
 
     title: str
     checks: tuple[Check, ...]
@@ -46,21 +46,21 @@ class Report:
 
 
 def check_world(world: World, *, num: int = 6, horizon: int = 5, seed: int = 0) -> Report:
-    """Run the world contract on anybody's world.
+    """Check that any world, built in or your own, keeps the world contract.
 
-    A world that passes can be branched: the same state, noise and controls give the same
-    features bit for bit, whatever was simulated in between, in whichever order and thread.
+    A world that passes can be branched: the same state, noise and controls give the same features
+    bit for bit, whatever was simulated in between, in any order and in any thread.
 
     Args:
         world: The world to check.
-        num: States to check on.
-        horizon: Steps to roll.
-        seed: Of the states, controls and noise.
+        num: Number of states to check.
+        horizon: Number of steps per rollout.
+        seed: Random seed for the states, controls and noise.
     """
     checks: list[Check] = []
 
     def record(name: str, check_fn: Callable[[], str]) -> None:
-        # A world under test may raise anything at all; the report is where that belongs.
+        # A world under test may raise anything; the report shows it.
         try:
             problem = check_fn()
         except Exception as error:
@@ -85,6 +85,9 @@ def check_world(world: World, *, num: int = 6, horizon: int = 5, seed: int = 0) 
         checks.append(Check("runs", False, f"raised {type(error).__name__}: {error}"))
         return Report(title, tuple(checks))
 
+    def unlike_original(what: str, features: np.ndarray) -> str:
+        return _difference(f"features {what}", original.features, features)
+
     def runs() -> str:
         expected = (num, horizon, len(world.feature_names))
         if original.features.shape != expected:
@@ -94,12 +97,9 @@ def check_world(world: World, *, num: int = 6, horizon: int = 5, seed: int = 0) 
             return f"{failed}; one raised {original.error}" if original.error else failed
         if not np.all(np.isfinite(original.features)):
             return "features are not finite although every branch reports success"
-        observations = world.observe(states)
-        if observations.shape != (num, len(world.observation_names)):
-            return (
-                f"observations have shape {observations.shape}, "
-                f"expected {(num, len(world.observation_names))}"
-            )
+        observed, wanted = world.observe(states).shape, (num, len(world.observation_names))
+        if observed != wanted:
+            return f"observations have shape {observed}, expected {wanted}"
         return ""
 
     def seeded_reset() -> str:
@@ -109,7 +109,7 @@ def check_world(world: World, *, num: int = 6, horizon: int = 5, seed: int = 0) 
     def clone_fidelity() -> str:
         world.rollout(world.reset(num, rng(3)), controls[::-1], noise[::-1])
         again = world.rollout(states, controls, noise)
-        return _difference("features rolled out a second time", original.features, again.features)
+        return unlike_original("rolled out a second time", again.features)
 
     def observing_is_passive() -> str:
         before = world.observe(states)
@@ -117,15 +117,15 @@ def check_world(world: World, *, num: int = 6, horizon: int = 5, seed: int = 0) 
         return _difference("observations after a rollout", before, world.observe(states))
 
     def complete_state() -> str:
-        # Steps of different states interleaved: whatever a state forgets, another leaves behind.
+        # Interleave the steps of different states: whatever a state lacks leaks from another.
         features = np.empty_like(original.features)
         current = [take(states, slice(i, i + 1)) for i in range(num)]
         for t in range(horizon):
             for i in range(num):
                 one = world.step(current[i], controls[i : i + 1, t], noise[i : i + 1, t])
                 features[i, t], current[i] = one.features[0, 0], one.states
-        problem = _difference("features stepped one by one", original.features, features)
-        why = "the state may lack a variable, or rounding depends on batch or horizon"
+        problem = unlike_original("stepped one at a time", features)
+        why = "the state may lack a variable, or rounding may depend on batch size or horizon"
         return problem and f"{problem}: {why}"
 
     def storage() -> str:
@@ -134,9 +134,7 @@ def check_world(world: World, *, num: int = 6, horizon: int = 5, seed: int = 0) 
         if opaque:
             return f"stored arrays {opaque} hold Python objects; only numbers can be stored"
         again = world.rollout(world.restore(kept), controls, noise)
-        return _difference(
-            "features rolled out from stored states", original.features, again.features
-        )
+        return unlike_original("rolled out from stored states", again.features)
 
     def duplicate_arms() -> str:
         twice = np.repeat(np.arange(num), 2)
@@ -152,24 +150,20 @@ def check_world(world: World, *, num: int = 6, horizon: int = 5, seed: int = 0) 
         with ThreadPoolExecutor(2) as pool:
             jobs = [pool.submit(world.rollout, states, controls, noise) for _ in range(4)]
             results = [job.result() for job in jobs]
-        problems = [
-            _difference("features from threads", original.features, r.features) for r in results
-        ]
+        problems = [unlike_original("from threads", result.features) for result in results]
         return next(filter(None, problems), "")
 
     def features_without_states() -> str:
         bare = world.rollout(states, controls, noise, final=False)
-        return _difference(
-            "features rolled out without final states", original.features, bare.features
-        )
+        return unlike_original("rolled out without final states", bare.features)
 
     record("runs", runs)
     record("reset follows its generator", seeded_reset)
     record("clone fidelity and shared noise", clone_fidelity)
     record("observing changes nothing", observing_is_passive)
     record("state is complete", complete_state)
-    record("final states may be skipped", features_without_states)
-    record("stored states roll out alike", storage)
+    record("skipping final states changes nothing", features_without_states)
+    record("stored states give the same rollouts", storage)
     record("duplicate arms are identical", duplicate_arms)
     record("batch order does not matter", order_independence)
     record("threads do not matter", thread_independence)
@@ -177,7 +171,7 @@ def check_world(world: World, *, num: int = 6, horizon: int = 5, seed: int = 0) 
 
 
 def _declaration_problem(world: World) -> str:
-    """What is wrong with the world's declared names, bounds and actions, or nothing."""
+    """What is wrong with the world's declared names, bounds and actions; empty if nothing."""
     fields = World.__annotations__
     missing = [name for name in fields if not hasattr(world, name)]
     if missing:
@@ -188,18 +182,18 @@ def _declaration_problem(world: World) -> str:
         return str(error)
     low, high, actions = world.control_low, world.control_high, world.candidate_actions
     if actions.ndim != 2 or actions.shape[1] != len(low) or len(actions) < 2:
-        return f"candidate_actions have shape {actions.shape}, need [at least 2, {len(low)}]"
+        return f"candidate_actions have shape {actions.shape}, expected [at least 2, {len(low)}]"
     if np.any(actions < low) or np.any(actions > high):
         return "candidate_actions lie outside the control bounds"
     for field in ("observation_names", "feature_names"):
         names = getattr(world, field)
         if len(set(names)) != len(names):
-            return f"{field} repeat: {sorted({n for n in names if names.count(n) > 1})}"
+            return f"{field} contain duplicates: {sorted({n for n in names if names.count(n) > 1})}"
     return ""
 
 
 def _difference(what: str, expected: np.ndarray, got: np.ndarray) -> str:
-    """A sentence when two arrays are not equal bit for bit, otherwise nothing."""
+    """How two arrays differ; empty if they are equal bit for bit."""
     if expected.shape != got.shape:
         return f"{what} have shape {got.shape}, expected {expected.shape}"
     if np.array_equal(expected, got, equal_nan=True):

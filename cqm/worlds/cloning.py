@@ -1,13 +1,13 @@
-"""Means of cloning a Gymnasium environment: what a state keeps, and how to get back into it.
+"""Methods of cloning a Gymnasium environment: what to keep of a state, and how to return to it.
 
-They are tried in the order of `MEANS`:
+`GymWorld` tries them in the order of `CLONING_METHODS`:
 
-- `mujoco`: the integration state of `unwrapped.model` and `unwrapped.data`;
-- `methods`: a pair of methods of `unwrapped` that gives and takes one array of numbers:
+- `mujoco`: reads and writes the integration state of `unwrapped.model` and `unwrapped.data`;
+- `methods`: calls a pair of methods of `unwrapped` that return and accept one numeric array:
   `get_state` and `set_state`, `clone_state` and `restore_state`, or `clone_full_state` and
   `restore_full_state`;
-- `deepcopy`: `copy.deepcopy` of the whole environment;
-- `replay`: `reset` with the same seed, then the same actions again.
+- `deepcopy`: copies the whole environment with `copy.deepcopy`;
+- `replay`: calls `reset` with the same seed and repeats the same actions.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     import gymnasium
 
 Env: TypeAlias = "gymnasium.Env[Any, Any]"
-Row = dict[str, Any]  # one state: a row of each of the states' arrays
+Row = dict[str, Any]  # one state: one row of each array in a batch of states
 
-_PAIRS = (
+_METHOD_PAIRS = (
     ("get_state", "set_state"),
     ("clone_state", "restore_state"),
     ("clone_full_state", "restore_full_state"),
@@ -43,16 +43,16 @@ _FRAMES = (
     *("xpos", "xquat", "xmat", "xipos", "ximat", "subtree_com"),
     *("geom_xpos", "geom_xmat", "site_xpos", "site_xmat", "cvel", "sensordata"),
 )
-_PLAIN = (bool, int, float, str, type(None), np.generic, list, tuple, dict, set, deque)
+_PLAIN_TYPES = (bool, int, float, str, type(None), np.generic, list, tuple, dict, set, deque)
 
 
-class Means(abc.ABC):
-    """A way of cloning the environments that a function makes.
+class CloningMethod(abc.ABC):
+    """A method of cloning the environments that `make_fn` returns.
 
     >>> import gymnasium
-    >>> means = Replay(lambda: gymnasium.make("CartPole-v1"), max_prefix=9)
-    >>> _, row = means.start(seed=3)
-    >>> one, other = (step(means.load(row), np.int64(1), seed=0)[0] for _ in range(2))
+    >>> method = Replay(lambda: gymnasium.make("CartPole-v1"), max_prefix=9)
+    >>> _, row = method.start(seed=3)
+    >>> one, other = (step(method.load(row), np.int64(1), seed=0)[0] for _ in range(2))
     >>> bool(np.array_equal(one, other))
     True
     """
@@ -62,23 +62,23 @@ class Means(abc.ABC):
 
     @abc.abstractmethod
     def start(self, seed: int) -> tuple[Any, Row]:
-        """The observation after a reset with a seed, and the state."""
+        """Reset with a seed; returns the observation and the state."""
 
     @abc.abstractmethod
     def load(self, row: Row) -> Env:
-        """An environment in a state, to be stepped."""
+        """Return an environment in the given state, ready to be stepped."""
 
     @abc.abstractmethod
     def save(self, env: Env, row: Row, actions: np.ndarray, seeds: np.ndarray) -> Row:
-        """The state of an environment that steps brought here from `row`, to be stepped no more."""
+        """The state of an environment that took these steps from `row`; it is not stepped again."""
 
     @abc.abstractmethod
     def restore(self, arrays: Mapping[str, np.ndarray]) -> States:
-        """States from their numbers alone."""
+        """States from their stored numeric arrays."""
 
 
-class InPlace(Means):
-    """Writes a state, which is numbers, into the thread's one environment."""
+class InPlace(CloningMethod):
+    """Writes a numeric state into one environment per thread."""
 
     def __init__(self, make_fn: Callable[[], Env], max_prefix: int):
         super().__init__(make_fn, max_prefix)
@@ -90,37 +90,37 @@ class InPlace(Means):
 
     @abc.abstractmethod
     def _write(self, env: Env, row: Row) -> None:
-        """Put an environment into a state."""
+        """Set the state of an environment."""
 
     @final
     def start(self, seed: int) -> tuple[Any, Row]:
-        """The observation after a reset with a seed, and the state."""
+        """Reset with a seed; returns the observation and the state."""
         env = self._env.get()
         observation, _ = env.reset(seed=seed)
         return observation, self._read(env)
 
     @final
     def load(self, row: Row) -> Env:
-        """The thread's environment in a state."""
+        """This thread's environment, set to the given state."""
         env = self._env.get()
         self._write(env, row)
         return env
 
     @final
     def save(self, env: Env, row: Row, actions: np.ndarray, seeds: np.ndarray) -> Row:
-        """The state of an environment, wherever it came from."""
+        """The current state of the environment, however it was reached."""
         return self._read(env)
 
     @final
     def restore(self, arrays: Mapping[str, np.ndarray]) -> States:
-        """The states as they are."""
+        """The states unchanged."""
         return dict(arrays)
 
     @final
-    def forgotten(self, actions: np.ndarray) -> str:
-        """Attributes that loading a state does not bring back, or nothing.
+    def unrestored(self, actions: np.ndarray) -> str:
+        """Describe the attributes that loading a state fails to restore; empty if there are none.
 
-        It finds what matters too late for rollouts of a few steps to tell, such as a counter.
+        This finds attributes, such as counters, whose effect short rollouts do not show.
         """
         env = self._env.get()
         self.start(1)
@@ -141,7 +141,7 @@ class InPlace(Means):
 
 
 class MujocoState(InPlace):
-    """Reads and writes the simulation state of MuJoCo."""
+    """Reads and writes MuJoCo's simulation state."""
 
     def __init__(self, make_fn: Callable[[], Env], max_prefix: int):
         super().__init__(make_fn, max_prefix)
@@ -159,8 +159,8 @@ class MujocoState(InPlace):
         model, data = simulation(env)
         mujoco.mj_setState(model, data, row["mujoco"], _INTEGRATION)
         mujoco.mj_forward(model, data)
-        mujoco.mj_setState(model, data, row["mujoco"], _INTEGRATION)  # the warm start as it was
-        # After a step the frames lag behind the positions, and some rewards are made from them.
+        mujoco.mj_setState(model, data, row["mujoco"], _INTEGRATION)  # for the warm start
+        # After a step the frames lag behind the positions, and some rewards depend on them.
         start = 0
         for name in _FRAMES:
             frames = getattr(data, name)
@@ -174,102 +174,105 @@ class StateMethods(InPlace):
     def __init__(self, make_fn: Callable[[], Env], max_prefix: int):
         super().__init__(make_fn, max_prefix)
         env = self._env.get().unwrapped
-        pairs = [p for p in _PAIRS if all(callable(getattr(env, method, None)) for method in p)]
-        if not pairs:
-            raise ValueError(f"no pair of methods among {', '.join(map('/'.join, _PAIRS))}")
-        self._getter, self._setter = pairs[0]
+        found = [p for p in _METHOD_PAIRS if all(callable(getattr(env, name, None)) for name in p)]
+        if not found:
+            pairs = ", ".join(map("/".join, _METHOD_PAIRS))
+            raise ValueError(f"the unwrapped environment has none of the method pairs {pairs}")
+        self._getter, self._setter = found[0]
 
     def _read(self, env: Env) -> Row:
         state = np.array(getattr(env.unwrapped, self._getter)())
         if state.dtype.kind not in "biuf":
-            raise ValueError(f"{self._getter} gives something else than one array of numbers")
+            raise ValueError(
+                f"{self._getter} must return one numeric array; got dtype {state.dtype}"
+            )
         return {"state": state}
 
     def _write(self, env: Env, row: Row) -> None:
-        # A copy, because an environment may keep the array and write to it.
+        # A copy, because the environment may keep the array and write to it.
         getattr(env.unwrapped, self._setter)(row["state"].copy())
 
 
-class Retraced(Means):
-    """Keeps the seed of the reset and the steps since, with room for `max_prefix` of them."""
+class StepHistory(CloningMethod):
+    """Keeps the seed of the reset and up to `max_prefix` steps taken since."""
 
     def __init__(self, make_fn: Callable[[], Env], max_prefix: int):
         super().__init__(make_fn, max_prefix)
         self._env = PerThread(make_fn)
 
     @abc.abstractmethod
-    def _restart(self) -> Env:
-        """An environment to be reset."""
+    def _fresh_env(self) -> Env:
+        """An environment that may be reset."""
 
     @abc.abstractmethod
-    def _keep(self, env: Env) -> Row:
-        """What a state keeps of an environment besides its steps."""
+    def _extras(self, env: Env) -> Row:
+        """What a state keeps of an environment in addition to its steps."""
 
     @final
     def start(self, seed: int) -> tuple[Any, Row]:
-        """The observation after a reset with a seed, and the state."""
-        env = self._restart()
+        """Reset with a seed; returns the observation and the state."""
+        env = self._fresh_env()
         observation, _ = env.reset(seed=seed)
         shape, num = env.action_space.shape or (), self._max_prefix
         actions = np.zeros((num, *shape), env.action_space.dtype)
         row = {"seed": seed, "length": 0, "actions": actions, "noise": np.zeros(num, np.uint32)}
-        return observation, row | self._keep(env)
+        return observation, row | self._extras(env)
 
     @final
     def save(self, env: Env, row: Row, actions: np.ndarray, seeds: np.ndarray) -> Row:
-        """The state after more steps."""
+        """The state after further steps."""
         start, end = row["length"], row["length"] + len(actions)
         all_actions, noise = row["actions"].copy(), row["noise"].copy()
         all_actions[start:end], noise[start:end] = actions, seeds
-        return {"length": end, "actions": all_actions, "noise": noise} | self._keep(env)
+        return {"length": end, "actions": all_actions, "noise": noise} | self._extras(env)
 
     @final
     def _replay(self, row: Row) -> Env:
-        """An environment brought to a state by the steps that led there."""
-        env = self._restart()
+        """An environment brought to a state by repeating its steps."""
+        env = self._fresh_env()
         env.reset(seed=int(row["seed"]))
         for action, seed in zip(row["actions"][: row["length"]], row["noise"], strict=False):
             step(env, action, seed)
         return env
 
 
-class Deepcopy(Retraced):
-    """Keeps a copy of the environment as well, which is no number and is stored as its steps."""
+class Deepcopy(StepHistory):
+    """Also keeps a copy of the environment; on disk only its steps are stored."""
 
     def load(self, row: Row) -> Env:
         """A copy of the state's environment."""
         return copy.deepcopy(row["clone"])
 
     def restore(self, arrays: Mapping[str, np.ndarray]) -> States:
-        """The states, each with its environment made again."""
+        """The states, each with an environment rebuilt by replaying its steps."""
         return {**arrays, "clone": _objects([self._replay(row) for row in unstack(arrays)])}
 
-    def _restart(self) -> Env:
-        return copy.deepcopy(self._env.get())  # of one that is never used
+    def _fresh_env(self) -> Env:
+        return copy.deepcopy(self._env.get())  # the original is never stepped
 
-    def _keep(self, env: Env) -> Row:
+    def _extras(self, env: Env) -> Row:
         return {"clone": env}
 
 
-class Replay(Retraced):
-    """Takes the steps again in the thread's one environment."""
+class Replay(StepHistory):
+    """Repeats the steps in one environment per thread."""
 
     def load(self, row: Row) -> Env:
-        """The thread's environment after the state's steps."""
+        """This thread's environment after repeating the state's steps."""
         return self._replay(row)
 
     def restore(self, arrays: Mapping[str, np.ndarray]) -> States:
-        """The states as they are."""
+        """The states unchanged."""
         return dict(arrays)
 
-    def _restart(self) -> Env:
+    def _fresh_env(self) -> Env:
         return self._env.get()
 
-    def _keep(self, env: Env) -> Row:
+    def _extras(self, env: Env) -> Row:
         return {}
 
 
-MEANS: dict[str, type[Means]] = {
+CLONING_METHODS: dict[str, type[CloningMethod]] = {
     "mujoco": MujocoState,
     "methods": StateMethods,
     "deepcopy": Deepcopy,
@@ -278,14 +281,15 @@ MEANS: dict[str, type[Means]] = {
 
 
 def step(env: Env, action: Any, seed: int) -> tuple[Any, float, bool]:
-    """One step with the environment's generator seeded: observation, reward, terminated."""
+    """Seed the environment's generator and step once; returns observation, reward, terminated."""
     env.unwrapped.np_random.bit_generator.state = _generator_state(int(seed))
-    observation, reward, terminated, _, _ = env.step(action.copy())  # it may write to its action
+    # A copy, because the environment may write to its action.
+    observation, reward, terminated, _, _ = env.step(action.copy())
     return observation, float(reward), bool(terminated)
 
 
 def simulation(env: Env) -> Any:
-    """The MuJoCo model and data of an environment, if it has them."""
+    """The MuJoCo model and data of an environment, or None."""
     model, data = (getattr(env.unwrapped, name, None) for name in ("model", "data"))
     both = isinstance(model, mujoco.MjModel) and isinstance(data, mujoco.MjData)
     return (model, data) if both else None
@@ -297,7 +301,7 @@ def unstack(states: Mapping[str, np.ndarray]) -> list[Row]:
 
 
 def stack(rows: list[Row]) -> States:
-    """A batch of at least one row."""
+    """A batch of states from at least one row."""
     columns = {key: [row[key] for row in rows] for key in rows[0]}
     return {k: _objects(c) if k == "clone" else np.array(c) for k, c in columns.items()}
 
@@ -310,12 +314,12 @@ def _objects(values: list[Any]) -> np.ndarray:
 
 @functools.lru_cache(maxsize=4096)
 def _generator_state(seed: int) -> Mapping[str, Any]:
-    """The state of PCG64 with a seed; kept, for branches share seeds and seeding takes long."""
+    """The state of PCG64 after seeding; cached because branches share seeds and seeding is slow."""
     return np.random.PCG64(seed).state
 
 
 def _attributes(env: Env) -> Iterator[tuple[str, str]]:
-    """The plain attributes of an environment and its wrappers, in a form that compares."""
+    """Names and comparable values of the plain attributes of an environment and its wrappers."""
     import gymnasium
 
     for name, value in vars(env).items():
@@ -323,8 +327,8 @@ def _attributes(env: Env) -> Iterator[tuple[str, str]]:
             value = value.tolist()
         elif isinstance(value, np.random.Generator):
             value = value.bit_generator.state
-        # Every step gives the generator of Gymnasium another seed, so it is no part of a state.
-        if isinstance(value, _PLAIN) and not name.startswith("_np_random"):
+        # Every step reseeds Gymnasium's generator, so it is not part of the state.
+        if isinstance(value, _PLAIN_TYPES) and not name.startswith("_np_random"):
             yield f"{type(env).__name__}.{name}", repr(value)
     if isinstance(env, gymnasium.Wrapper):
         yield from _attributes(env.env)

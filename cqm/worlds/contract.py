@@ -1,10 +1,10 @@
 """The world contract: what a simulator must offer to be branched.
 
-A world works on batches. Its states are a plain dictionary of arrays with one row a state,
-opaque to everybody but the world that made them, so that a state is cloned by copying rows.
-Everything random enters as an argument: `reset` takes a generator, `rollout` takes noise that was
-drawn beforehand. The outcome of a branch is therefore a function of (state, controls, noise),
-and branches that share noise differ by their controls alone.
+A world works on batches. Its states are a plain dictionary of arrays with one row per state, so
+that copying rows clones states; only the world itself interprets the arrays. Everything random
+enters as an argument: `reset` takes a generator, and `rollout` takes noise that was drawn
+beforehand. The outcome of a branch is therefore a function of (state, controls, noise), and
+branches that share noise differ only through their controls.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class Status(enum.IntEnum):
-    """What became of one branch; anything but OK removes its whole family."""
+    """How one branch ended; any status but OK removes the branch's whole family."""
 
     OK = 0
     DIVERGED = 1
@@ -36,12 +36,12 @@ class Status(enum.IntEnum):
 
 @dataclass(frozen=True)
 class Rollout:
-    """The result of rolling out a batch."""
+    """The result of rolling out a batch of `n` states."""
 
     features: np.ndarray  # [n, horizon, features]; unspecified where the status is not OK
-    status: np.ndarray  # [n], of Status
-    states: States  # after the last step; empty where they were not asked for
-    error: str = ""  # what the first branch that RAISED did raise, to show somebody
+    status: np.ndarray  # [n], values of Status
+    states: States  # after the last step; empty if they were not requested
+    error: str = ""  # message of the first exception; empty if no branch raised one
 
 
 class World(abc.ABC):
@@ -55,15 +55,15 @@ class World(abc.ABC):
     feature_names: tuple[str, ...]
     control_low: np.ndarray  # [controls]
     control_high: np.ndarray  # [controls]
-    candidate_actions: np.ndarray  # [actions, controls], the finite set that is compared
-    cloning: str  # how a state is cloned, in a few words
+    candidate_actions: np.ndarray  # [actions, controls], the controls being compared
+    cloning: str  # how states are cloned, in a few words
     continuous: bool = True  # whether every control between the bounds is allowed
-    nuisance: Nuisance | None = None  # the process that is mixed into observations and features
-    mixing: Mapping[str, np.ndarray] | None = None  # its matrices, of "observations" and "features"
+    nuisance: Nuisance | None = None  # the process mixed into observations and features
+    mixing: Mapping[str, np.ndarray] | None = None  # its matrices for "observations" and "features"
 
     @property
     def native(self) -> World:
-        """The world without its nuisance; a world that has none is its own native world."""
+        """The world without its nuisance; a world without a nuisance is its own native world."""
         return self
 
     @abc.abstractmethod
@@ -72,28 +72,28 @@ class World(abc.ABC):
 
     @abc.abstractmethod
     def observe(self, states: States) -> np.ndarray:
-        """Observations `[n, observations]` of states, which stay as they are."""
+        """Observations `[n, observations]` of states; the states are not changed."""
 
     @abc.abstractmethod
     def rollout(
         self, states: States, controls: np.ndarray, noise: np.ndarray, *, final: bool = True
     ) -> Rollout:
-        """Roll every state forward, open loop; the given states stay as they are.
+        """Roll every state forward, open loop; the given states are not changed.
 
         Args:
             states: `n` states.
             controls: `[n, horizon, controls]`.
             noise: `[n, horizon, noise]` from `sample_noise`.
-            final: Whether the states after the last step are wanted. Branches do not need
-                them, and a simulator may be faster without.
+            final: Whether to return the states after the last step. Branches do not need them,
+                and a simulator may be faster without them.
         """
 
     @abc.abstractmethod
     def identity(self) -> dict[str, Any]:
         """JSON-able `name`, `kind`, parameters and versions; stored with every data set.
 
-        Whatever determines the outcomes belongs into it, because worlds of equal identities may
-        continue each other's sets. `kind` says what the world is made by, such as `gymnasium`.
+        It must contain everything that determines the outcomes, because a world may continue a
+        data set if their identities are equal. `kind` names the source, such as `gymnasium`.
         """
 
     def sample_noise(self, num: int, horizon: int, rng: np.random.Generator) -> np.ndarray:
@@ -101,11 +101,11 @@ class World(abc.ABC):
         return np.empty((num, horizon, 0))
 
     def store(self, states: States) -> dict[str, np.ndarray]:
-        """The part of the states that is kept on disk; enough for `restore`."""
+        """The arrays to keep on disk, from which `restore` rebuilds the states."""
         return states
 
     def restore(self, arrays: Mapping[str, np.ndarray]) -> States:
-        """States from what `store` kept."""
+        """States rebuilt from the arrays that `store` returned."""
         return dict(arrays)
 
     def mixed_weights(self, direction: np.ndarray) -> np.ndarray:
@@ -129,12 +129,12 @@ class World(abc.ABC):
 
     @final
     def step(self, states: States, controls: np.ndarray, noise: np.ndarray) -> Rollout:
-        """Roll one step forward: controls `[n, controls]`, noise `[n, noise]`."""
+        """Roll every state one step forward: controls `[n, controls]`, noise `[n, noise]`."""
         return self.rollout(states, controls[:, None], noise[:, None])
 
 
 class PerThread(Generic[T]):
-    """One object a thread, made on first use; a copy sent to another process starts empty."""
+    """One object per thread, made on first use; a copy sent to another process starts empty."""
 
     def __init__(self, make_fn: Callable[[], T]):
         self._make_fn, self._local = make_fn, threading.local()
@@ -150,12 +150,12 @@ class PerThread(Generic[T]):
 
 
 def num_states(states: Mapping[str, np.ndarray]) -> int:
-    """The number of rows of a batch of states."""
+    """The number of states in a batch."""
     return len(next(iter(states.values())))
 
 
 def take(states: Mapping[str, np.ndarray], rows: np.ndarray | slice) -> States:
-    """Clone chosen rows; a row may be taken several times.
+    """Clone the chosen rows; a row may be taken several times.
 
     >>> take({"x": np.array([1.0, 2.0])}, np.array([1, 1, 0]))
     {'x': array([2., 2., 1.])}
@@ -164,5 +164,5 @@ def take(states: Mapping[str, np.ndarray], rows: np.ndarray | slice) -> States:
 
 
 def concatenate(batches: Sequence[Mapping[str, np.ndarray]]) -> States:
-    """Join batches of states of one world."""
+    """Join batches of states of the same world."""
     return {name: np.concatenate([b[name] for b in batches]) for name in batches[0]}

@@ -1,7 +1,7 @@
-"""Richer features: squares, products, random waves or a user's own, beside those of a world.
+"""More features for a world: squares, products, random Fourier features or a user's own.
 
 An effect model answers rewards that are linear in the features. Appending functions of the features
-makes more rewards linear, at the price of more to estimate.
+makes more rewards linear, but there are more effects to estimate.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ import numpy as np
 from cqm.worlds.contract import Rollout, States, Status, World, num_states, take
 from cqm.worlds.function import qualified_name
 
-# The names of new features, features [..., d] -> new ones [..., k], and a JSON-able identity.
-Built = tuple[Sequence[str], Callable[[np.ndarray], np.ndarray], dict[str, Any]]
+# Names of the k new features, a function [..., d] -> [..., k], and a JSON-able identity.
+BuiltMap = tuple[Sequence[str], Callable[[np.ndarray], np.ndarray], dict[str, Any]]
 
-_BLOCK = 256  # rows a user's function is called on; a matrix product's rounding depends on them
-_PIECES, _PIECE_STEPS = 4, 8  # together as long as a default branch with its warm-up
+_BLOCK = 256  # rows per call of a user's function; rounding depends on the number of rows
+_PIECES, _PIECE_STEPS = 4, 8  # in total as long as a default branch with its warm-up
 
 
 class Squares:
     """The square `x^2` of every feature."""
 
-    def _build(self, names: Sequence[str], sample: np.ndarray) -> Built:
+    def _build(self, names: Sequence[str], sample: np.ndarray) -> BuiltMap:
         return [f"{x}^2" for x in names], lambda features: features**2, {"map": "Squares"}
 
 
 class Products:
     """The products `x*y` of all pairs of distinct features."""
 
-    def _build(self, names: Sequence[str], sample: np.ndarray) -> Built:
+    def _build(self, names: Sequence[str], sample: np.ndarray) -> BuiltMap:
         i, j = np.triu_indices(len(names), 1)
         pairs = [f"{a}*{b}" for a, b in itertools.combinations(names, 2)]
         return pairs, lambda features: features[..., i] * features[..., j], {"map": "Products"}
@@ -43,17 +43,17 @@ class Products:
 
 @dataclass(frozen=True)
 class RandomFourier:
-    """Random waves cos(ωᵀ(φ/σ) + b) with ω ~ N(0, 1/scale²): smooth rewards of any shape."""
+    """Random Fourier features cos(ωᵀ(φ/σ) + b) with ω ~ N(0, 1/scale²), for any smooth reward."""
 
-    num: int = 64
-    scale: float = 1.0  # the length on which the waves vary, in units of σ
-    seed: int = 0
-    spread: Sequence[float] | None = None  # σ of each feature; by default measured on a sample
-    prefix: str = "fourier"
+    num: int = 64  # number of features
+    scale: float = 1.0  # length scale of the cosines, in units of σ
+    seed: int = 0  # random seed for ω and b
+    spread: Sequence[float] | None = None  # σ of each feature; by default estimated from a sample
+    prefix: str = "fourier"  # prefix of the feature names
 
-    def _build(self, names: Sequence[str], sample: np.ndarray) -> Built:
+    def _build(self, names: Sequence[str], sample: np.ndarray) -> BuiltMap:
         measured = np.where(varies(sample), sample.std(axis=0), 1.0)
-        rounded = [float(f"{s:.3g}") for s in measured]  # the same on every machine
+        rounded = [float(f"{s:.3g}") for s in measured]  # to be the same on every machine
         sigma = np.array(rounded if self.spread is None else self.spread, float)
         if self.num < 1 or len(sigma) != len(names) or not np.all(self.scale * sigma > 0):
             raise ValueError(f"num, scale and {len(names)} spreads must be positive; got {self}")
@@ -61,24 +61,25 @@ class RandomFourier:
         frequencies = rng.standard_normal((len(sigma), self.num)) / (self.scale * sigma[:, None])
         offsets = rng.uniform(0, 2 * np.pi, self.num)
 
-        def waves(features: np.ndarray) -> np.ndarray:
+        def fourier(features: np.ndarray) -> np.ndarray:
             phases = np.broadcast_to(offsets, (*features.shape[:-1], self.num)).copy()
-            for j, frequency in enumerate(frequencies):  # not a matrix product: see _BLOCK
+            # Not a matrix product, because its rounding depends on the number of rows.
+            for j, frequency in enumerate(frequencies):
                 phases += features[..., j, None] * frequency
             return np.cos(phases, out=phases)
 
         identity = {"map": "RandomFourier", **vars(self), "spread": sigma.tolist()}
-        return [f"{self.prefix}_{i}" for i in range(self.num)], waves, identity
+        return [f"{self.prefix}_{i}" for i in range(self.num)], fourier, identity
 
 
 @dataclass(frozen=True)
 class UserFeatures:
-    """A user's function `[n, d] -> [n, k]`, called on 256 rows at a time, and k names."""
+    """A user's function `[n, d] -> [n, k]`, called on 256 rows at a time, and the k names."""
 
     fn: Callable[[np.ndarray], Any]
     names: Sequence[str]
 
-    def _build(self, names: Sequence[str], sample: np.ndarray) -> Built:
+    def _build(self, names: Sequence[str], sample: np.ndarray) -> BuiltMap:
         def in_blocks(features: np.ndarray) -> np.ndarray:
             rows = features.reshape(-1, features.shape[-1])
             values = np.empty((len(rows), len(self.names)))
@@ -87,7 +88,7 @@ class UserFeatures:
                 result = np.asarray(self.fn(rows[np.resize(block, _BLOCK)]), float)
                 if result.shape != (_BLOCK, len(self.names)):
                     wanted = f"expected [{_BLOCK}, {len(self.names)}], got {list(result.shape)}"
-                    raise ValueError(f"the shape of user features {self.names}: {wanted}")
+                    raise ValueError(f"wrong shape of the user features {self.names}: {wanted}")
                 values[block] = result[: len(block)]
             return values.reshape(*features.shape[:-1], len(self.names))
 
@@ -99,7 +100,7 @@ FeatureMap = Squares | Products | RandomFourier | UserFeatures
 
 
 class ExpandedWorld(World):
-    """A world with more features, each a function of its own ones; the rest is unchanged.
+    """A world with additional features, computed from its own; everything else is unchanged.
 
     >>> from cqm.worlds import load_world
     >>> ExpandedWorld(load_world("cartpole-swingup"), Squares()).feature_names[4:7]
@@ -110,7 +111,7 @@ class ExpandedWorld(World):
         if inner.nuisance is not None:
             raise ValueError("expand world.native instead: products with a nuisance do not cancel")
         if isinstance(inner, ExpandedWorld):
-            raise ValueError("the world is expanded already; give all maps to one ExpandedWorld")
+            raise ValueError("the world is already expanded; pass all maps to one ExpandedWorld")
         for attribute in World.__annotations__:
             setattr(self, attribute, getattr(inner, attribute))
         self.inner = inner
@@ -119,35 +120,35 @@ class ExpandedWorld(World):
         self.feature_names = names = (*inner.feature_names, *(n for m in self._maps for n in m[0]))
         repeated = [name for name, count in Counter(names).items() if count > 1]
         if repeated:
-            raise ValueError(f"feature names must differ; got {repeated} more than once")
-        self.expand(sample)  # shows a mistake in a user's function now
+            raise ValueError(f"feature names must be unique; got {repeated} more than once")
+        self.expand(sample)  # raises now if a user's function is wrong
 
     def expand(self, features: np.ndarray) -> np.ndarray:
-        """All features `[..., features]` from the native ones `[..., d]`."""
-        with np.errstate(over="ignore", invalid="ignore"):  # the status tells
+        """All features `[..., features]` from the inner world's `[..., d]`."""
+        with np.errstate(over="ignore", invalid="ignore"):  # the status reports it
             return np.concatenate([features, *(fn(features) for _, fn, _ in self._maps)], axis=-1)
 
     def reset(self, num: int, rng: np.random.Generator) -> States:
-        """The native world's initial states."""
+        """The inner world's initial states."""
         return self.inner.reset(num, rng)
 
     def observe(self, states: States) -> np.ndarray:
-        """The native world's observations."""
+        """The inner world's observations."""
         return self.inner.observe(states)
 
     def sample_noise(self, num: int, horizon: int, rng: np.random.Generator) -> np.ndarray:
-        """The native world's noise."""
+        """The inner world's noise."""
         return self.inner.sample_noise(num, horizon, rng)
 
     def rollout(
         self, states: States, controls: np.ndarray, noise: np.ndarray, *, final: bool = True
     ) -> Rollout:
-        """Roll the native world forward and expand its features."""
+        """Roll the inner world forward and expand its features."""
         result = self.inner.rollout(states, controls, noise, final=final)
         error = result.error
         try:
             features = self.expand(result.features)
-        except Exception as problem:  # in a user's function; only the rows it fails on are lost
+        except Exception as problem:  # in a user's function; only rows it fails on are lost
             error = error or repr(problem)
             features = np.concatenate([self._or_nan(row[None]) for row in result.features])
         status = result.status.copy()
@@ -160,32 +161,32 @@ class ExpandedWorld(World):
         return np.full((*features.shape[:-1], len(self.feature_names)), np.nan)
 
     def store(self, states: States) -> dict[str, np.ndarray]:
-        """What the native world stores."""
+        """The arrays that the inner world stores."""
         return self.inner.store(states)
 
     def restore(self, arrays: Mapping[str, np.ndarray]) -> States:
-        """States from what `store` kept."""
+        """States rebuilt from the arrays that `store` returned."""
         return self.inner.restore(arrays)
 
     def identity(self) -> dict[str, Any]:
-        """The native identity and the maps' parameters; `load_maps` reads them."""
+        """The inner world's identity and the maps' parameters, which `load_maps` reads."""
         return {**self.inner.identity(), "feature_maps": [identity for *_, identity in self._maps]}
 
 
 def load_maps(identities: Sequence[Mapping[str, Any]]) -> list[FeatureMap]:
-    """Maps from a stored identity's `feature_maps`; a user's function is not known by its name."""
+    """Feature maps from a stored identity's `feature_maps`; a user's function cannot be loaded."""
     kinds: dict[str, type] = {kind.__name__: kind for kind in (Squares, Products, RandomFourier)}
     unknown = {identity["map"] for identity in identities} - set(kinds)
     if unknown:
-        raise ValueError(f"feature maps {sorted(unknown)} cannot be loaded; can be: {list(kinds)}")
+        raise ValueError(f"feature maps {sorted(unknown)} cannot be loaded; allowed: {list(kinds)}")
     return [kinds[i["map"]](**{k: v for k, v in i.items() if k != "map"}) for i in identities]
 
 
 def sample_events(world: World, num: int, *, seed: int = 0) -> np.ndarray:
-    """Features `[at least num, features]` of steps with random candidate actions."""
+    """Features `[at least num, features]` of steps taken with random candidate actions."""
     rng, events = np.random.default_rng(seed), []
     states = world.reset(-(-num // (_PIECES * _PIECE_STEPS)), rng)
-    for _ in range(_PIECES):  # in pieces, because a recorded trace may be short
+    for _ in range(_PIECES):  # because a recorded trace may be short
         size = (num_states(states), _PIECE_STEPS)
         controls = world.candidate_actions[rng.integers(len(world.candidate_actions), size=size)]
         result = world.rollout(states, controls, world.sample_noise(*size, rng))
@@ -200,5 +201,5 @@ def sample_events(world: World, num: int, *, seed: int = 0) -> np.ndarray:
 
 
 def varies(values: np.ndarray) -> np.ndarray:
-    """Which columns differ between the rows by more than rounding, `[columns]`."""
+    """Which columns vary over the rows by more than rounding error, `[columns]`."""
     return np.ptp(values, axis=0) > 1e-12 * np.abs(values).max(axis=0)

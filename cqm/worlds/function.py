@@ -1,7 +1,7 @@
-"""A world from plain functions: a step driven by an exogenous input, and features of it.
+"""A world from plain functions: a step driven by an exogenous input, and features of each step.
 
-This is the door for inventory, energy, queueing, traffic and other simulators in which demand,
-weather or arrivals come from outside, whether sampled or recorded.
+Use it for inventory, energy, queueing, traffic and other simulators in which demand, weather or
+arrivals come from outside, whether sampled or recorded.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ import numpy.typing as npt
 from cqm.worlds.actions import checked_actions
 from cqm.worlds.contract import Rollout, States, Status, World, num_states, take
 
-# What the user's functions see: an array [n, ...] or a dict of arrays with that leading axis.
+# A state as the user's functions see it: an array [n, ...], or a dict of such arrays.
 State = Any
 StepFn = Callable[[State, Any, Any], State]  # state, action [n, controls], exogenous [n, e]
-FeaturesFn = Callable[[State, Any, Any, State], Any]  # the transition -> [n, features]
+FeaturesFn = Callable[[State, Any, Any, State], Any]  # one transition -> [n, features]
 ObserveFn = Callable[[State], Any]  # -> [n, observations]
 InitialFn = Callable[[int, np.random.Generator], State]  # num, rng
 ExogenousFn = Callable[[int, int, np.random.Generator], Any]  # num, horizon, rng -> [n, horizon, e]
 
-_JAX_STEPS = 16
+_JAX_STEPS = 16  # steps per call of the compiled program
 
 
 class FunctionWorld(World):
@@ -44,35 +44,37 @@ class FunctionWorld(World):
     >>> world.rollout(stock, orders, demand).features.ravel()
     array([1., 9.])
 
-    The functions are always called on `block_size` rows, the last block filled up with copies of
-    its own rows, because the rounding of a matrix product or of compiled code depends on the number
-    of rows, and a branch must not depend on the branches beside it. For the same reason one JAX
-    program serves every horizon. The functions get copies, so they may work in place.
+    The functions are always called on `block_size` rows; the last block is padded with copies of
+    its own rows. The rounding of a matrix product or of compiled code depends on the number of
+    rows, and a branch must not depend on the other branches in its batch. For the same reason one
+    JAX program serves every horizon. The functions receive copies, so they may work in place.
 
-    A row with NaN in its state or a feature that is not finite ends as `Status.NOT_FINITE`; a row
-    on which a function raises ends as `Status.RAISED`; other rows are unaffected.
+    A row with a NaN in its state or a non-finite feature ends as `Status.NOT_FINITE`; a row on
+    which a function raises an exception ends as `Status.RAISED`. Other rows are unaffected.
 
     Args:
         step: `(state, action, exogenous) -> next state`. A state is an array `[n, ...]` or a dict
-            of such arrays, as `initial` returns it; it must hold everything that `step` remembers.
-        initial: `(num, rng) -> state`.
+            of such arrays, as `initial` returns it. It must contain everything that later steps
+            depend on.
+        initial: `(num, rng) -> state`, a sampler of initial states.
         candidate_actions: `[actions, controls]`.
         features: `(state, action, exogenous, next state) -> [n, features]`; by default the next
             state, flattened.
         observe: `state -> [n, observations]`; by default the state, flattened.
         exogenous: `(num, horizon, rng) -> [num, horizon, e]`, a sampler of the exogenous input.
-        trace: Recorded exogenous input `[time, e]` instead; a rollout gets a window of it that
-            starts at a random row.
+        trace: Recorded exogenous input `[time, e]`, instead of `exogenous`; each rollout uses a
+            window that starts at a random row.
         control_low: Lower control bounds; by default the smallest candidate action.
         control_high: Upper control bounds; by default the largest candidate action.
-        continuous: False where only the candidate actions are meaningful controls, for example
-            whole numbers.
-        feature_names: By default `feature_0`, `feature_1`, ...
-        observation_names: By default `observation_0`, `observation_1`, ...
-        name: Stored with every data set; give worlds with different parameters different names.
-        backend: `"numpy"`, or `"jax"` to compile `step` and `features`, which then use `jax.numpy`
-            and compute in the precision that JAX is set to.
-        block_size: Rows the functions are called on; 1 suits a function that loops over rows.
+        continuous: Whether every control between the bounds is allowed; False if only the
+            candidate actions are meaningful, for example whole numbers.
+        feature_names: One name per feature; by default `feature_0`, `feature_1`, ...
+        observation_names: One name per observation; by default `observation_0`, ...
+        name: Name stored with every data set; give worlds with different parameters different
+            names.
+        backend: `"numpy"`, or `"jax"` to compile `step` and `features`, which must then use
+            `jax.numpy`; they compute in the precision that JAX is configured for.
+        block_size: Number of rows per call; use 1 if the functions loop over rows.
     """
 
     cloning = "copy of the state arrays"
@@ -99,9 +101,9 @@ class FunctionWorld(World):
         if backend not in ("numpy", "jax"):
             raise ValueError(f"unknown backend {backend!r}; available: 'numpy', 'jax'")
         if exogenous is not None and trace is not None:
-            raise ValueError("got both exogenous and trace; give at most one of them")
+            raise ValueError("got both exogenous and trace; pass at most one of them")
         if block_size < 1:
-            raise ValueError(f"block_size is {block_size}; it must be at least 1")
+            raise ValueError(f"block_size must be at least 1; got {block_size}")
         self.name, self.backend, self.block_size = name, backend, block_size
         self.continuous = continuous
         actions = _finite("candidate_actions", candidate_actions, 2)
@@ -133,7 +135,7 @@ class FunctionWorld(World):
         return observations
 
     def sample_noise(self, num: int, horizon: int, rng: np.random.Generator) -> np.ndarray:
-        """The exogenous input of `num` rollouts, `[num, horizon, e]`: sampled, or trace windows."""
+        """Exogenous input for `num` rollouts, `[num, horizon, e]`: sampled, or trace windows."""
         if self.trace is not None:
             if horizon > len(self.trace):
                 raise ValueError(
@@ -172,7 +174,7 @@ class FunctionWorld(World):
         for rows, filled in self._blocks(num):
             try:
                 roll(rows, filled)
-            except Exception:  # a user's function may raise anything; only its own rows are lost
+            except Exception:  # a user's function may raise anything; find the rows it fails on
                 for row in rows:
                     try:
                         roll(row[None], np.full(self.block_size, row))
@@ -181,7 +183,7 @@ class FunctionWorld(World):
         return Rollout(features, status, after, next(iter(errors), ""))
 
     def identity(self) -> dict[str, Any]:
-        """Name, functions, actions, bounds, trace and versions, JSON-able."""
+        """JSON-able name, functions, actions, bounds, trace and versions."""
         versions, precision = {"numpy": np.__version__}, "float64"
         if self.backend == "jax":
             import jax
@@ -198,7 +200,7 @@ class FunctionWorld(World):
             "precision": precision,
             "block_size": self.block_size,
             "candidate_actions": self.candidate_actions.tolist(),
-            # Infinity is not JSON, and with it the warm-up tries the candidate actions alone.
+            # Infinity is not JSON; with infinite bounds the warm-up uses only candidate actions.
             "control_bounds": bounds.tolist() if np.isfinite(bounds).all() else None,
             "continuous": self.continuous,
             "trace": trace,
@@ -208,7 +210,7 @@ class FunctionWorld(World):
     def _probe(
         self, feature_names: Sequence[str] | None, observation_names: Sequence[str] | None
     ) -> None:
-        """Roll one block one step, to learn the shapes and refuse mistakes early."""
+        """Roll one block one step forward, to learn the shapes and report mistakes early."""
         rng, num = np.random.default_rng(0), len(self.candidate_actions)
         state = self._initial_fn(num, rng)
         self._is_dict = isinstance(state, Mapping)
@@ -222,8 +224,8 @@ class FunctionWorld(World):
         if not finite.all():
             actions = sorted(set(filled[~finite].tolist()))
             raise ValueError(
-                f"step or features gave NaN or infinity one step after initial, with candidate "
-                f"actions {actions}; allowed: finite features and states without NaN"
+                f"step or features returned NaN or infinity one step after initial, with candidate "
+                f"actions {actions}; allowed: finite features, and states without NaN"
             )
         self.feature_names = _names("feature", feature_names, features.shape[2])
         width = self._observe_block(states).shape[1]
@@ -236,8 +238,8 @@ class FunctionWorld(World):
         return [(rows, np.resize(rows, self.block_size)) for rows in blocks]
 
     def _shown(self, states: States) -> State:
-        """A copy of the states as the user's functions see them."""
-        # In the order of `initial`: JAX and files sort the variables by name.
+        """A copy of the states in the form that the user's functions see."""
+        # In the order in which `initial` returns them: JAX and files sort variables by name.
         copies = {name: states[name].copy() for name in self._layout}
         return copies if self._is_dict else copies["state"]
 
@@ -247,7 +249,7 @@ class FunctionWorld(World):
         return _shaped("observe", observations, (self.block_size, None))
 
     def _advance(self, states: States, action: Any, exogenous: Any) -> tuple[States, Any, Any]:
-        """One step of one block: next states, features, and which rows are finite."""
+        """Step one block; returns next states, features and which rows are finite."""
         xp, rows = action.__array_namespace__(), len(action)
         following = self._step_fn(self._shown(states), action.copy(), exogenous.copy())
         following = _conform("step", _packed(following), states)
@@ -256,16 +258,16 @@ class FunctionWorld(World):
         )
         features = _shaped("features", xp.asarray(features), (rows, None))
         finite = xp.isfinite(features).all(axis=1)
-        for values in following.values():  # infinity may mean "never" in a state, NaN is a mistake
+        for values in following.values():  # a state may be infinite ("never"), but not NaN
             finite = finite & ~xp.isnan(values).reshape(rows, -1).any(axis=1)
         return following, features, finite
 
     def _run_numpy(
         self, states: States, controls: np.ndarray, noise: np.ndarray
     ) -> tuple[States, np.ndarray, np.ndarray]:
-        """Roll one block out: final states, features, and which rows stayed finite."""
+        """Roll out one block; returns final states, features and which rows stayed finite."""
         features, finite = [], np.ones(self.block_size, bool)
-        with np.errstate(divide="ignore", over="ignore", invalid="ignore"):  # the status tells
+        with np.errstate(divide="ignore", over="ignore", invalid="ignore"):  # the status reports it
             for t in range(controls.shape[1]):
                 states, row, ok = self._advance(states, controls[:, t], noise[:, t])
                 features.append(row)
@@ -274,7 +276,7 @@ class FunctionWorld(World):
 
 
 def _compiled(advance: Callable[..., Any]) -> Callable[..., Any]:
-    """The rollout of one block as one JAX program, whatever the horizon."""
+    """The rollout of one block as one JAX program for all horizons."""
     import jax
     import jax.numpy as jnp
 
@@ -288,7 +290,7 @@ def _compiled(advance: Callable[..., Any]) -> Callable[..., Any]:
         _, row, ok = jax.eval_shape(advance, states, controls[0], noise[0])
         features = jnp.zeros((_JAX_STEPS, *row.shape), row.dtype)
         start = states, features, jnp.ones(ok.shape, bool)
-        # A scan of length 1 is compiled without its loop and rounds differently; this one is not.
+        # Unlike this loop, a scan of length 1 is compiled without a loop and rounds differently.
         return jax.lax.fori_loop(0, num_steps, body, start)
 
     def run(states: States, controls: np.ndarray, noise: np.ndarray) -> Any:
@@ -308,7 +310,7 @@ def _compiled(advance: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _flat(state: State) -> Any:
-    """All variables of a user's state side by side, `[n, ...]`."""
+    """All variables of a user's state side by side, `[n, width]`."""
     arrays = list(_packed(state).values())
     xp = arrays[0].__array_namespace__()
     return xp.concatenate([v.reshape(len(v), -1) for v in arrays], axis=1)
@@ -323,34 +325,34 @@ def _stored(state: State) -> States:
     """The state variables as NumPy arrays: float64, integers or booleans."""
     arrays = {name: np.asarray(values) for name, values in _packed(state).items()}
     if not arrays:
-        raise ValueError("initial gave a state without variables; at least one is needed")
+        raise ValueError("initial returned a state without variables; at least one is needed")
     for name, values in arrays.items():
         if values.dtype.kind not in "fiub":
             raise ValueError(
-                f"initial gave {name!r} of dtype {values.dtype}; allowed: numbers and booleans"
+                f"initial returned {name!r} with dtype {values.dtype}; allowed: numbers, booleans"
             )
     return {n: v.astype(float) if v.dtype.kind == "f" else v for n, v in arrays.items()}
 
 
 def _conform(source: str, state: Mapping[str, Any], like: States) -> States:
-    """A copy of the state with the names, shapes and dtypes of `like`, or a `ValueError`."""
+    """A copy of the state, checked to have the names, shapes and dtypes of `like`."""
     if set(state) != set(like):
-        raise ValueError(f"{source} gave variables {sorted(state)}, expected {sorted(like)}")
+        raise ValueError(f"{source} returned variables {sorted(state)}, expected {sorted(like)}")
     states = {}
     for name, expected in like.items():
         values = expected.__array_namespace__().asarray(state[name])
         _shaped(f"{name!r} from {source}", values, expected.shape)
         if not np.can_cast(values.dtype, expected.dtype, "same_kind"):
             raise ValueError(
-                f"{source} gave {name!r} as {values.dtype}, but it started as {expected.dtype}; "
-                f"let initial return {values.dtype}"
+                f"{source} returned {name!r} as {values.dtype}, but initial returned it as "
+                f"{expected.dtype}; let initial return {values.dtype}"
             )
         states[name] = values.astype(expected.dtype).copy()
     return states
 
 
 def _shaped(source: str, values: Any, shape: tuple[int | None, ...]) -> Any:
-    """The values when they have this shape, where None fits any length, or a `ValueError`."""
+    """Check the shape of values, where None allows any length."""
     got = tuple(values.shape)
     fits = len(got) == len(shape) and all(w in (None, g) for w, g in zip(shape, got, strict=True))
     if not fits:
@@ -360,19 +362,19 @@ def _shaped(source: str, values: Any, shape: tuple[int | None, ...]) -> Any:
 
 
 def _finite(source: str, values: npt.ArrayLike, min_rows: int) -> np.ndarray:
-    """A float64 copy of a finite matrix, or a `ValueError`."""
+    """A float64 copy of a matrix, checked to be finite."""
     array = np.array(values, float)
     num_bad = np.sum(~np.isfinite(array))
     if array.ndim != 2 or len(array) < min_rows or num_bad:
         raise ValueError(
-            f"{source} has shape {array.shape} and {num_bad} values that are not finite; "
+            f"{source} has shape {array.shape} and {num_bad} non-finite values; "
             f"allowed: two axes, at least {min_rows} rows, finite values"
         )
     return array
 
 
 def _names(kind: str, names: Sequence[str] | None, width: int) -> tuple[str, ...]:
-    """The given names, or generated ones."""
+    """The given names, or numbered ones."""
     names = [f"{kind}_{i}" for i in range(width)] if names is None else names
     if len(names) != width:
         raise ValueError(f"{kind}_names has {len(names)} names, but there are {width} {kind}s")
@@ -380,7 +382,7 @@ def _names(kind: str, names: Sequence[str] | None, width: int) -> tuple[str, ...
 
 
 def qualified_name(fn: Any) -> str:
-    """Where a function is defined; of a callable object, its class.
+    """The module and name of a function, or of the class of a callable object.
 
     >>> qualified_name(functools.partial(take, rows=0))
     'cqm.worlds.contract.take'

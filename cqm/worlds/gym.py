@@ -1,7 +1,7 @@
 """Any Gymnasium environment as a world.
 
-An environment is cloned by the first means of `cqm.worlds.cloning` that proves exact on it at
-construction.
+An environment is cloned by the first method in `cqm.worlds.cloning` that proves exact when the
+world is constructed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from cqm.worlds import actions
 from cqm.worlds.check import check_world
-from cqm.worlds.cloning import MEANS, Env, InPlace, Row, simulation, stack, step, unstack
+from cqm.worlds.cloning import CLONING_METHODS, Env, InPlace, Row, simulation, stack, step, unstack
 from cqm.worlds.contract import Rollout, States, Status, World, num_states
 from cqm.worlds.function import qualified_name
 from cqm.worlds.simulators import sim_extra
@@ -32,20 +32,21 @@ _DIVERGENCES = [int(getattr(mujoco.mjtWarning, f"mjWARN_BAD{q}")) for q in ("QPO
 class GymWorld(World):
     """Any Gymnasium environment with a Discrete or Box action space.
 
-    Features are the flattened next observation, the reward and an indicator of termination. The
-    state after a termination is absorbing: zeros, and the indicator is one. Time limits are
-    removed, and an environment's own truncation is ignored. Before every step the environment's
-    `np_random` is seeded from the noise, so that branches can share what they draw from it.
+    The features are the flattened next observation, the reward and an indicator of termination.
+    The state after termination is absorbing: all its features are zero except the indicator, which
+    is one. Time limits are removed, and an environment's own truncation is ignored. Before every
+    step the environment's `np_random` is seeded from the noise, so that branches can share their
+    random draws.
 
     Args:
-        env: A registered id, or a function that makes the environment.
-        candidate_actions: `[actions, controls]`; by default all actions of a Discrete space and
-            the prototype actions of a Box.
-        cloning: Force one means of cloning instead of taking the first that proves exact.
-        name: By default the id, or the function's name.
-        seed: Of the prototype actions.
-        max_prefix: The most steps after a reset. Only `deepcopy` and `replay` have this limit,
-            because their states keep these steps.
+        env: A registered id, or a function that returns a new environment.
+        candidate_actions: `[actions, controls]`; by default all actions of a Discrete space, or
+            `prototype_actions` for a Box.
+        cloning: Name of the cloning method to use; by default the first that proves exact.
+        name: The world's name; by default the id, or the function's qualified name.
+        seed: Random seed for the prototype actions.
+        max_prefix: Maximum number of steps between a reset and a state. It applies only to the
+            cloning methods `deepcopy` and `replay`, whose states keep these steps.
 
     >>> world = GymWorld("CartPole-v1")
     >>> world.cloning, world.candidate_actions.tolist()
@@ -68,15 +69,17 @@ class GymWorld(World):
     ):
         with sim_extra():
             from gymnasium import spaces
-        if cloning is not None and cloning not in MEANS:
-            raise ValueError(f"unknown cloning {cloning!r}; available: {list(MEANS)}")
+        if cloning is not None and cloning not in CLONING_METHODS:
+            raise ValueError(f"unknown cloning {cloning!r}; available: {list(CLONING_METHODS)}")
         self._env_or_id = env
         self._env_name = env if isinstance(env, str) else qualified_name(env)
         self.name, self.seed, self.max_prefix = name or self._env_name, seed, max_prefix
 
         probe = self._make()
         if callable(env) and self._make().unwrapped is probe.unwrapped:
-            raise ValueError(f"{self._env_name} gives one environment again; make a new one")
+            raise ValueError(
+                f"{self._env_name} returned the same environment twice; it must make a new one"
+            )
         self._action_space = probe.action_space
         self._flatten = functools.partial(spaces.flatten, probe.observation_space)
         self.continuous = not isinstance(self._action_space, spaces.Discrete)
@@ -91,17 +94,17 @@ class GymWorld(World):
         self._choose_cloning(cloning)
 
     def reset(self, num: int, rng: np.random.Generator) -> States:
-        """Draw `num` initial states, each from a seed of its own."""
+        """Draw `num` initial states, each with its own seed."""
         if num < 1:
             raise ValueError(f"num must be at least 1; got {num}")
         return stack([self._start(int(seed)) for seed in rng.integers(2**31, size=num)])
 
     def observe(self, states: States) -> np.ndarray:
-        """Observations `[n, observations]` of states; the last says which have terminated."""
+        """Observations `[n, observations]` of states; the last one marks terminated states."""
         return np.column_stack([states["observation"], states["terminated"]])
 
     def sample_noise(self, num: int, horizon: int, rng: np.random.Generator) -> np.ndarray:
-        """A seed of the environment's generator for every step, `[num, horizon, 1]`."""
+        """A seed for the environment's generator at every step, `[num, horizon, 1]`."""
         return rng.integers(2**32, size=(num, horizon, 1)).astype(float)
 
     def rollout(
@@ -109,8 +112,8 @@ class GymWorld(World):
     ) -> Rollout:
         """Roll every state forward, open loop; the given states stay as they are.
 
-        From its failure on, the features of a failed branch are not numbers; nor is the
-        observation of the state it leaves, and whatever is rolled out from there fails too.
+        After a branch fails, its features are NaN, and so is the observation in its final state;
+        rollouts from that state fail too.
         """
         num, width = num_states(states), len(self.control_low)
         horizon = controls.shape[1] if controls.ndim == 3 else -1
@@ -122,8 +125,8 @@ class GymWorld(World):
         longest = states["length"].max(initial=0) + horizon if "length" in states else 0
         if final and longest > self.max_prefix:
             raise ValueError(
-                f"states {longest} steps after their reset cannot be kept; allowed: "
-                f"max_prefix={self.max_prefix}, an argument of the world"
+                f"a state {longest} steps after its reset cannot be kept; allowed: at most "
+                f"max_prefix={self.max_prefix} steps, an argument of GymWorld"
             )
         actions, seeds = self._actions(controls), noise[:, :, 0].astype(np.uint32)
         features = np.full((num, horizon, len(self.feature_names)), np.nan)
@@ -131,19 +134,19 @@ class GymWorld(World):
         for i, row in enumerate(rows):
             try:
                 status[i], rows[i] = self._branch(row, actions[i], seeds[i], features[i], final)
-            except Exception as error:  # environments raise anything, and the others go on
+            except Exception as error:  # an environment may raise anything; other rows go on
                 errors.append(repr(error))
                 rows[i] = _failed(row)
         after = (stack(rows) if rows else dict(states)) if final else {}
         return Rollout(features, status, after, next(iter(errors), ""))
 
     def store(self, states: States) -> dict[str, np.ndarray]:
-        """The states without environments, which `restore` makes again."""
+        """The states without their environments, which `restore` rebuilds."""
         return {key: values for key, values in states.items() if values.dtype != object}
 
     def restore(self, arrays: Mapping[str, np.ndarray]) -> States:
         """States from what `store` kept."""
-        return self._means.restore(arrays)
+        return self._method.restore(arrays)
 
     def identity(self) -> dict[str, Any]:
         """JSON-able name, parameters and versions."""
@@ -177,7 +180,7 @@ class GymWorld(World):
         return _without_limits(env)
 
     def _candidates(self, given: npt.ArrayLike | None) -> np.ndarray:
-        """The candidate actions given, or else the action space's."""
+        """The given candidate actions, or the default ones for the action space."""
         low, high = self.control_low, self.control_high
         if given is None and not self.continuous:
             return np.arange(low[0], high[0] + 1)[:, None]
@@ -186,7 +189,7 @@ class GymWorld(World):
         )
 
     def _actions(self, controls: np.ndarray) -> np.ndarray:
-        """Controls `[n, horizon, controls]` as what the environment's `step` takes."""
+        """Controls `[n, horizon, controls]` in the form that the environment's `step` takes."""
         actions = controls if self.continuous else np.rint(controls)
         shape = (*controls.shape[:2], *(self._action_space.shape or ()))
         return actions.astype(self._action_space.dtype).reshape(shape)
@@ -195,8 +198,8 @@ class GymWorld(World):
         return np.asarray(self._flatten(observation), float)
 
     def _start(self, seed: int) -> Row:
-        """The initial state that a seed gives."""
-        observation, row = self._means.start(seed)
+        """The initial state for a seed."""
+        observation, row = self._method.start(seed)
         return {"observation": self._flat(observation), "terminated": False, **row}
 
     def _branch(
@@ -207,13 +210,13 @@ class GymWorld(World):
         features: np.ndarray,
         final: bool = True,
     ) -> tuple[Status, Row]:
-        """Roll one state forward into `features`; the status and, if wanted, the state after."""
+        """Roll one state forward into `features`; returns the status and its final state."""
         if not np.all(np.isfinite(row["observation"])):
             return Status.NOT_FINITE, row
         if row["terminated"] or not len(actions):
             features[:] = self._absorbed
             return Status.OK, row
-        env = self._means.load(row)
+        env = self._method.load(row)
         status, steps = self._roll(env, actions, seeds, features)
         if status != Status.OK:
             return status, _failed(row)
@@ -221,20 +224,20 @@ class GymWorld(World):
             return status, row
         terminated = bool(features[-1, -1])
         after = self._absorbed if terminated else features[-1]
-        saved = self._means.save(env, row, actions[:steps], seeds[:steps])
+        saved = self._method.save(env, row, actions[:steps], seeds[:steps])
         return status, {**row, **saved, "observation": after[:-2], "terminated": terminated}
 
     def _roll(
         self, env: Env, actions: np.ndarray, seeds: np.ndarray, features: np.ndarray
     ) -> tuple[Status, int]:
-        """Step an environment from where it is into `features`; the status and the steps taken."""
+        """Step an environment into `features`; returns the status and the number of steps."""
         warnings = simulation(env)[1].warning.number if self._uses_mujoco else np.zeros(1)
         warnings[:] = 0
         for t, (action, seed) in enumerate(zip(actions, seeds, strict=True)):
             observation, reward, terminated = step(env, action, seed)
             features[t, :-2] = self._flat(observation)
             features[t, -2:] = reward, terminated
-            # MuJoCo resets a diverged simulation and goes on; only its warnings tell.
+            # MuJoCo resets a diverged simulation and goes on; only its warnings show this.
             diverged = self._uses_mujoco and warnings[_DIVERGENCES].any()
             if diverged or not np.all(np.isfinite(features[t])):
                 features[t] = np.nan
@@ -245,17 +248,18 @@ class GymWorld(World):
         return Status.OK, len(actions)
 
     def _choose_cloning(self, forced: str | None) -> None:
-        """Take the first means of cloning that proves exact; a forced one has to as well."""
+        """Use the first cloning method that proves exact; a forced one must prove exact too."""
         problems = {}
-        for name in [forced] if forced else MEANS:
+        for name in [forced] if forced else CLONING_METHODS:
             self.cloning = name
             try:
-                self._means = MEANS[name](self._make, self.max_prefix)
+                self._method = CLONING_METHODS[name](self._make, self.max_prefix)
                 problem = self._inexact()
-                # An attribute that is not brought back may not matter; who forces a means knows.
-                if not problem and not forced and isinstance(self._means, InPlace):
-                    problem = self._means.forgotten(self._actions(self.candidate_actions[None])[0])
-            except Exception as error:  # whatever a means raises is the reason not to take it
+                # An attribute that is not restored may not matter: forcing a method overrides this.
+                if not problem and not forced and isinstance(self._method, InPlace):
+                    probe = self._actions(self.candidate_actions[None])[0]
+                    problem = self._method.unrestored(probe)
+            except Exception as error:  # any exception rules the method out
                 problem = f"{type(error).__name__}: {error}"
             if not problem:
                 return
@@ -263,12 +267,12 @@ class GymWorld(World):
         reasons = "\n".join(f"  {name}: {problem}" for name, problem in problems.items())
         raise ValueError(
             f"{self.name} cannot be cloned; tried:\n{reasons}\nAn environment can be branched if "
-            "its steps depend on its own state, the action and its np_random alone, and not on "
+            "its steps depend only on its own state, the action and its np_random, and not on "
             "np.random, the clock or another hidden source."
         )
 
     def _inexact(self, num: int = 3, horizon: int = 12) -> str:
-        """How rollouts differ from plain stepping, or break the world contract; or nothing."""
+        """How rollouts differ from plain stepping or break the world contract; empty if neither."""
         rng = np.random.default_rng(0)
         arms = rng.integers(len(self.candidate_actions), size=(num, horizon))
         actions = self._actions(self.candidate_actions[arms])
@@ -281,13 +285,13 @@ class GymWorld(World):
         for i, row in enumerate([self._start(i) for i in range(num)]):
             self._branch(row, actions[i], noise[i], cloned[i])
         if not np.array_equal(plain, cloned, equal_nan=True):
-            return "a rollout differs from plain steps of a new environment with the same seed"
+            return "a rollout differs from stepping a new environment with the same seed"
         report = check_world(self, num=num, horizon=horizon)
         return "; ".join(f"{c.name}: {c.detail}" for c in report.checks if not c.passed)
 
 
 def _without_limits(env: Env) -> Env:
-    """The environment without the wrappers that end or restart an episode by themselves."""
+    """The environment without wrappers that end or restart episodes."""
     from gymnasium import Wrapper, wrappers
 
     while isinstance(env, wrappers.TimeLimit | wrappers.Autoreset):
@@ -298,17 +302,19 @@ def _without_limits(env: Env) -> Env:
 
 
 def _observation_names(env: Env) -> list[str]:
-    """Names of the flattened observation, telling ones where the environment offers them."""
+    """Names for the flattened observation, descriptive where the environment provides them."""
     from gymnasium import spaces
 
     space = env.observation_space
     if not space.is_np_flattenable:
-        raise ValueError(f"{space} has no fixed size; allowed: Box, Discrete and Dicts of them")
+        raise ValueError(
+            f"observation space {space} has no fixed size; allowed: Box, Discrete and Dicts of them"
+        )
     structure = getattr(env.unwrapped, "observation_structure", {}) if simulation(env) else {}
     sizes = {key: size for key, size in structure.items() if not key.startswith("skipped")}
     if isinstance(space, spaces.Dict):
         sizes = {key: spaces.flatdim(part) for key, part in space.items()}
-    # An index counts from the coordinates that are left out, so that qpos_1 is qpos[1].
+    # Indices count skipped coordinates too, so that qpos_1 is qpos[1].
     skipped = {key: structure.get(f"skipped_{key}", 0) for key in sizes}
     names = [f"{key}_{skipped[key] + i}" for key, size in sizes.items() for i in range(size)]
     if len(set(names)) == spaces.flatdim(space):
@@ -317,7 +323,7 @@ def _observation_names(env: Env) -> list[str]:
 
 
 def _control_bounds(space: spaces.Space[Any]) -> tuple[np.ndarray, np.ndarray]:
-    """The bounds of an action space's controls."""
+    """Lower and upper bounds of the controls of an action space."""
     from gymnasium import spaces
 
     if isinstance(space, spaces.Discrete):
@@ -328,5 +334,5 @@ def _control_bounds(space: spaces.Space[Any]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _failed(row: Row) -> Row:
-    """The state that a failed branch leaves: one without observation."""
+    """The final state of a failed branch: its observation is NaN."""
     return row | {"observation": np.full_like(row["observation"], np.nan)}

@@ -1,4 +1,4 @@
-"""A world's identity as it is stored with its data."""
+"""The identity of a world, in the form in which it is stored with the data."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from cqm.worlds.contract import World
 
 
 def stored_identity(world: World) -> dict[str, Any]:
-    """A world's identity as it is read back from a file, where a tuple is a list."""
+    """A world's identity after a round trip through JSON, which turns tuples into lists."""
     identity = world.identity()
     missing = [key for key in ("name", "kind") if key not in identity]
     if missing:
-        raise ValueError(f"the identity of a world needs {missing}; got {identity}")
+        raise ValueError(f"a world's identity must contain {missing}; got {identity}")
     try:
         return json.loads(json.dumps(identity, allow_nan=False))
     except (TypeError, ValueError) as error:
-        raise ValueError(f"the identity of a world must be JSON-able: {error}") from error
+        raise ValueError(f"a world's identity must be JSON-able: {error}") from error

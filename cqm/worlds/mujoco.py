@@ -1,8 +1,9 @@
-"""Any MuJoCo model on MuJoCo's native rollout.
+"""Any MuJoCo model, rolled out by MuJoCo's native code.
 
-A state is the full physics state and the constraint solver's warm start: without the latter, a
-branch drifts from the simulator's own continuation in the last digits. Whatever else varies between
-states without taking part in the physics, such as a target's place, travels along as an extra.
+A state consists of the full physics state and the constraint solver's warm start; without the
+latter, a branch would differ from the simulator's own continuation in the last digits. Anything
+else that varies between states but does not affect the physics, such as a target's position, is
+kept in the state as an extra.
 """
 
 from __future__ import annotations
@@ -27,31 +28,32 @@ with sim_extra():
     from mujoco.rollout import Rollout as NativeRollout
 
 Extras = dict[str, np.ndarray]
-InitialFn = Callable[[int, np.random.Generator], tuple[np.ndarray, np.ndarray, Extras]]
+Initial = tuple[np.ndarray, np.ndarray, Extras]  # qpos [num, nq], qvel [num, nv], extras
+InitialFn = Callable[[int, np.random.Generator], Initial]
 ObservationFn = Callable[[np.ndarray, np.ndarray, Extras], np.ndarray]
 
 _FULL = mujoco.mjtState.mjSTATE_FULLPHYSICS.value
 _CONTROL = mujoco.mjtState.mjSTATE_CTRL.value
-_BUFFER_BYTES = 2**20  # of native states a call writes; more falls out of the cache
+_BUFFER_BYTES = 2**20  # native states written per call; more would not fit in the cache
 
 
 class MujocoWorld(World):
     """A world from a MuJoCo model.
 
     Args:
-        model: An `MjModel`, or the path of its XML file.
-        name: What to call it; the file's or model's name by default.
-        substeps: Physics steps a control step.
-        initial: `(num, rng) -> qpos [num, nq], qvel [num, nv], extras`. By default the
-            model's own initial pose, disturbed by 1 % noise in positions and velocities.
+        model: An `MjModel`, or the path of an XML file.
+        name: The world's name; by default that of the file or the model.
+        substeps: Physics steps per control step.
+        initial: `(num, rng) -> qpos [num, nq], qvel [num, nv], extras`, a sampler of initial
+            states; by default the model's initial pose at rest, with normal noise of standard
+            deviation 0.01 added to positions and velocities.
         settle_steps: Physics steps without control that `reset` takes before time starts.
         observation: `(qpos, qvel, extras) -> [..., observations]` for arrays with any leading
-            axes; positions and velocities by default. A feature is the observation of the next
-            state.
-        observation_names: One name a coordinate.
-        candidate_actions: `[actions, controls]`; by default `prototype_actions` in the
+            axes; positions and velocities by default. The features are the next observation.
+        observation_names: One name per coordinate; required with `observation`.
+        candidate_actions: `[actions, controls]`; by default `prototype_actions` for the
             actuators' control range.
-        seed: Of the default candidate actions.
+        seed: Random seed for the default candidate actions.
 
     >>> xml = '''<mujoco><worldbody><body><joint name="hinge"/><geom size="1"/></body></worldbody>
     ... <actuator><motor joint="hinge" ctrlrange="-1 1"/></actuator></mujoco>'''
@@ -78,8 +80,8 @@ class MujocoWorld(World):
         if not isinstance(model, mujoco.MjModel):
             name = name or Path(model).stem
             model = mujoco.MjModel.from_xml_path(str(model))
-        # Observations are functions of positions and velocities, so nobody reads the sensors, which
-        # cost up to a twentieth of a step. The physics is the same bit for bit without them.
+        # Observations are functions of positions and velocities, so the sensors, which take up to a
+        # twentieth of a step, are not needed. Without them the physics is the same bit for bit.
         self.model = copy.copy(model)
         self.model.opt.disableflags |= mujoco.mjtDisableBit.mjDSBL_SENSOR
         self.name = name or model.names.split(b"\0")[0].decode()
@@ -101,14 +103,14 @@ class MujocoWorld(World):
         self._simulator = PerThread(self._make_simulator)
 
     def reset(self, num: int, rng: np.random.Generator) -> States:
-        """Draw `num` initial states, settled where the world says so."""
+        """Draw `num` initial states and let them settle."""
         qpos, qvel, extras = self._initial(num, rng)
         physics = np.zeros((num, self._num_full))
         warmstart = np.zeros((num, self.model.nv))
         data, _ = self._simulator.get()
         for i in range(num if self._needs_simulator() else 0):
-            # What the simulator does: positions are set after the first half of a step, so the
-            # settling starts from the accelerations of the undisturbed pose.
+            # As in dm_control, positions are set after the first half of a step, so settling
+            # starts from the accelerations of the undisturbed pose.
             mujoco.mj_resetData(self.model, data)
             mujoco.mj_forward(self.model, data)
             data.qpos, data.qvel = qpos[i], qvel[i]
@@ -116,7 +118,7 @@ class MujocoWorld(World):
                 mujoco.mj_step2(self.model, data)
                 mujoco.mj_step(self.model, data, self.settle_steps - 1)
                 data.time = 0
-            if data.warning.number.any():  # it diverged and was set back to the initial pose
+            if data.warning.number.any():  # it diverged, and MuJoCo reset it to the initial pose
                 data.qpos = np.nan
             mujoco.mj_getState(self.model, data, physics[i], _FULL)
             warmstart[i] = data.qacc_warmstart
@@ -131,16 +133,16 @@ class MujocoWorld(World):
     def rollout(
         self, states: States, controls: np.ndarray, noise: np.ndarray, *, final: bool = True
     ) -> Rollout:
-        """Roll every state forward on the calling thread, open loop."""
+        """Roll every state forward, open loop, on the calling thread."""
         physics = np.ascontiguousarray(states["physics"], dtype=float)
         warmstart = np.ascontiguousarray(states["warmstart"], dtype=float)
         num, horizon = controls.shape[:2]
         if self.substeps > 1:
             controls = np.repeat(controls, self.substeps, axis=1)
         controls = np.ascontiguousarray(controls, dtype=float)
-        # Rows share native calls. Only the last row of a call leaves its warm start behind,
-        # so where final states are wanted every row is a call of its own. So is a single physics
-        # step, whose divergence nothing but the warnings tells.
+        # Several rows share one native call. A call returns only the warm start of its last row,
+        # so each row gets its own call if final states are requested. So does a single physics
+        # step, because only MuJoCo's warnings show that it diverged.
         row_bytes = controls.shape[1] * self._num_full * physics.itemsize
         alone = final or controls.shape[1] == 1
         rows = 1 if alone else max(1, min(num, _BUFFER_BYTES // row_bytes))
@@ -149,7 +151,7 @@ class MujocoWorld(World):
         buffer = np.empty((rows, controls.shape[1], self._num_full))
         reached = np.empty((num, horizon, self._num_full))
         warmstart_reached = np.empty_like(warmstart)
-        warnings = data.warning.number  # a view that follows the simulation
+        warnings = data.warning.number  # a view that the simulation updates
         warned = np.zeros((num, len(warnings)), dtype=bool)
         for start in range(0, num, rows):
             stop = min(start + rows, num)
@@ -178,7 +180,7 @@ class MujocoWorld(World):
         return Rollout(features, status, after if final else {})
 
     def identity(self) -> dict[str, Any]:
-        """Name, parameters, functions and versions."""
+        """JSON-able name, parameters, functions and versions."""
         return {
             "name": self.name,
             "kind": "mujoco",
@@ -193,33 +195,33 @@ class MujocoWorld(World):
 
     @property
     def _qpos(self) -> slice:
-        return slice(1, 1 + self.model.nq)  # behind the time
+        return slice(1, 1 + self.model.nq)  # after the time
 
     @property
     def _qvel(self) -> slice:
         return slice(1 + self.model.nq, 1 + self.model.nq + self.model.nv)
 
     def _make_simulator(self) -> tuple[mujoco.MjData, NativeRollout]:
-        """Simulation data and a rollout that runs on the calling thread."""
+        """Simulation data, and a native rollout that runs on the calling thread."""
         return mujoco.MjData(self.model), NativeRollout(nthread=0)
 
     def _needs_simulator(self) -> bool:
-        """Whether an initial state is more than positions and velocities at rest."""
+        """Whether an initial state needs more than positions and velocities to be set."""
         return self.settle_steps > 0 or self._num_full > 1 + self.model.nq + self.model.nv
 
     def _observation_of(self, physics: np.ndarray, states: States) -> np.ndarray:
         extras = {k: v for k, v in states.items() if k not in ("physics", "warmstart")}
-        if physics.ndim == 3:  # over time, through which extras stay
+        if physics.ndim == 3:  # with a time axis; extras are constant over time
             extras = {k: v[:, None] for k, v in extras.items()}
         return self._observation(physics[..., self._qpos], physics[..., self._qvel], extras)
 
     def _status(
         self, start: np.ndarray, controls: np.ndarray, reached: np.ndarray, features: np.ndarray
     ) -> np.ndarray:
-        """The native rollout hides a divergence: it repeats the last state, time included.
+        """The status of every row, `[n]`, found from what the native rollout leaves behind.
 
-        In the last step it hides two more things: a control that is no number counts as zero, and
-        nobody looks at the state reached.
+        It hides a divergence by repeating the last state, including its time. In the last step it
+        also treats a control that is NaN as zero, and does not check the state it reaches.
         """
         num, horizon = reached.shape[:2]
         step = self.model.opt.timestep
@@ -231,9 +233,7 @@ class MujocoWorld(World):
         status[~(np.abs(reached[:, -1, 0] - expected) < step / 2)] = Status.DIVERGED
         return status
 
-    def _disturbed_pose(
-        self, num: int, rng: np.random.Generator
-    ) -> tuple[np.ndarray, np.ndarray, Extras]:
+    def _disturbed_pose(self, num: int, rng: np.random.Generator) -> Initial:
         qpos = self.model.qpos0 + 0.01 * rng.standard_normal((num, self.model.nq))
         for row in qpos if self.model.nq > self.model.nv else ():
             mujoco.mj_normalizeQuat(self.model, row)
@@ -241,7 +241,7 @@ class MujocoWorld(World):
 
 
 def control_bounds(model: mujoco.MjModel) -> tuple[np.ndarray, np.ndarray]:
-    """The actuators' control range; infinite where an actuator has none."""
+    """The control range of each actuator; infinite if the actuator has none."""
     limited = model.actuator_ctrllimited.astype(bool)
     low, high = model.actuator_ctrlrange.T
     return np.where(limited, low, -np.inf), np.where(limited, high, np.inf)
@@ -258,7 +258,7 @@ def _positions_and_velocities(qpos: np.ndarray, qvel: np.ndarray, extras: Extras
 
 
 def _state_names(model: mujoco.MjModel) -> list[str]:
-    """A name for every position and velocity, from the joints."""
+    """A name for every position and velocity, derived from the joints."""
 
     def names(kind: str, starts: np.ndarray, total: int) -> list[str]:
         ends = [*starts[1:], total]

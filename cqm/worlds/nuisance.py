@@ -1,8 +1,8 @@
-"""The paper's nuisance: an autonomous process mixed into everything that is observed.
+"""The paper's nuisance: an autonomous process mixed into all observations and features.
 
-c' = persistence · c + scale · ε evolves on its own, and the observer sees o = Q [amplitude · c; x]
-with a fixed random orthogonal Q: every coordinate carries both what actions can change and what
-they cannot, and no coordinate can simply be dropped.
+The process c' = persistence · c + scale · ε does not depend on the actions. The observer sees
+o = Q [amplitude · c; x] with a fixed random orthogonal Q, so every coordinate mixes what actions
+can change with what they cannot, and no coordinate can simply be dropped.
 """
 
 from __future__ import annotations
@@ -15,25 +15,29 @@ import numpy as np
 
 from cqm.worlds.contract import Rollout, States, World
 
-_BLOCK = 256  # rows of a matrix product, whose rounding depends on their number
+_BLOCK = 256  # rows per matrix product, because its rounding depends on their number
 
 
 @dataclass(frozen=True)
 class Nuisance:
     """Parameters of the autonomous process and of its mixing.
 
-    The process itself runs in single precision, which halves what has to be stored of it. It is
-    mixed in double precision, where a shared path cancels exactly.
+    The process runs in single precision, which halves its storage. It is mixed in double
+    precision, in which a shared path cancels exactly.
     """
 
     dimension: int = 64
+    """Number of nuisance coordinates."""
     persistence: float = 0.97
+    """Autoregressive coefficient of the process."""
     scale: float = 0.35
+    """Standard deviation of the noise per step."""
     amplitude: float = 6.0
+    """Factor by which the process is multiplied before mixing."""
     coupling: Literal["shared", "independent"] = "shared"
-    """Whether the branches of a family share one path, or each has its own (for ablation)."""
+    """Whether the branches of a family share one path or each has its own (for ablations)."""
     seed: int = 0
-    """Of the mixing matrix."""
+    """Random seed for the mixing matrix."""
 
     def __post_init__(self) -> None:
         if self.dimension < 1:
@@ -44,7 +48,7 @@ class Nuisance:
             raise ValueError(f"coupling must be 'shared' or 'independent'; got {self.coupling!r}")
 
     def start(self, num: int, rng: np.random.Generator) -> np.ndarray:
-        """`[num, dimension]` from the stationary law."""
+        """Samples `[num, dimension]` from the stationary distribution."""
         spread = float(self.scale / np.sqrt(1 - self.persistence**2))
         return spread * self.noise((num,), rng)
 
@@ -53,7 +57,7 @@ class Nuisance:
         return rng.standard_normal((*shape, self.dimension), dtype=np.float32)
 
     def path(self, start: np.ndarray, noise: np.ndarray) -> np.ndarray:
-        """c after each step, `[..., horizon, dimension]`, from c now and standard normal noise."""
+        """c after each step, `[..., horizon, dimension]`, given c at the start and the noise."""
         path = self.scale * noise
         current = start
         for t in range(noise.shape[-2]):
@@ -62,24 +66,24 @@ class Nuisance:
         return path
 
     def mixing(self, num_native: int) -> np.ndarray:
-        """Q, a random orthogonal matrix of the nuisance's and the native dimensions together."""
+        """Q, a random orthogonal matrix over the nuisance and native coordinates together."""
         size = self.dimension + num_native
         rng = np.random.default_rng([self.seed, size])
-        return _orthonormal(_orthonormal(rng.standard_normal((size, size))))  # twice is enough
+        return _orthonormal(_orthonormal(rng.standard_normal((size, size))))  # twice for precision
 
 
 class NuisanceWorld(World):
-    """A world seen through a nuisance; see `Nuisance`.
+    """A world with a nuisance mixed into its observations and features; see `Nuisance`.
 
-    Features and observations of the same size are mixed by the same matrix, as in the paper, where
-    the feature is the next observation.
+    If there are as many features as observations, the same matrix mixes both, as in the paper,
+    where the features are the next observation.
     """
 
     nuisance: Nuisance
 
     def __init__(self, native: World, nuisance: Nuisance | None = None):
         if native.nuisance is not None:
-            raise ValueError("the world already has a nuisance; wrap its native world instead")
+            raise ValueError("the world already has a nuisance; wrap world.native instead")
         self._native, self.nuisance = native, nuisance or Nuisance()
         self.name, self.cloning = native.name, native.cloning
         self.control_low, self.control_high = native.control_low, native.control_high
@@ -96,7 +100,7 @@ class NuisanceWorld(World):
         return self._native
 
     def reset(self, num: int, rng: np.random.Generator) -> States:
-        """Draw `num` native states, each with a nuisance from its stationary law."""
+        """Draw `num` native states, each with a nuisance from its stationary distribution."""
         states = self.native.reset(num, rng)
         return {**states, "nuisance": self.nuisance.start(num, rng)}
 
@@ -106,7 +110,7 @@ class NuisanceWorld(World):
         return self.mix(states["nuisance"], native, self.observation_mixing)
 
     def sample_noise(self, num: int, horizon: int, rng: np.random.Generator) -> np.ndarray:
-        """The native world's noise and the nuisance's, side by side `[num, horizon, ...]`."""
+        """The noise of the native world and the nuisance, side by side, `[num, horizon, ...]`."""
         native = self.native.sample_noise(num, horizon, rng)
         own = self.nuisance.noise((num, horizon), rng)
         return np.concatenate([native.reshape(num, horizon, -1), own], axis=-1)
@@ -125,15 +129,15 @@ class NuisanceWorld(World):
         return Rollout(features, result.status, after, result.error)
 
     def store(self, states: States) -> dict[str, np.ndarray]:
-        """What the native world stores, and the nuisance."""
+        """The arrays that the native world stores, and the nuisance."""
         return {**self.native.store(_without_nuisance(states)), "nuisance": states["nuisance"]}
 
     def restore(self, arrays: Mapping[str, np.ndarray]) -> States:
-        """States from what `store` kept."""
+        """States rebuilt from the arrays that `store` returned."""
         return {**self.native.restore(_without_nuisance(arrays)), "nuisance": arrays["nuisance"]}
 
     def identity(self) -> dict[str, Any]:
-        """The native identity and the nuisance's parameters."""
+        """The native world's identity and the nuisance's parameters."""
         return {**self.native.identity(), "nuisance": asdict(self.nuisance)}
 
     def mix(self, nuisance: np.ndarray, native: np.ndarray, mixing: np.ndarray) -> np.ndarray:
@@ -155,7 +159,7 @@ class NuisanceWorld(World):
 
 
 def mix(scaled_nuisance: np.ndarray, native: np.ndarray, mixing: np.ndarray) -> np.ndarray:
-    """Q [c; x] along the last axis, in blocks of fixed size so that a row's bits are its own."""
+    """Q [c; x] along the last axis, in fixed-size blocks so that no row depends on the others."""
     stacked = np.concatenate([scaled_nuisance, native], axis=-1)
     rows = stacked.reshape(-1, stacked.shape[-1])
     mixed = np.empty_like(rows)
@@ -163,7 +167,7 @@ def mix(scaled_nuisance: np.ndarray, native: np.ndarray, mixing: np.ndarray) -> 
         block = rows[start : start + _BLOCK]
         padded = np.zeros((_BLOCK, rows.shape[1]))
         padded[: len(block)] = block
-        with np.errstate(invalid="ignore", over="ignore"):  # of rows that failed
+        with np.errstate(invalid="ignore", over="ignore"):  # in rows that failed
             mixed[start : start + _BLOCK] = (padded @ mixing.T)[: len(block)]
     return mixed.reshape(stacked.shape)
 
@@ -173,10 +177,10 @@ def _without_nuisance(states: Mapping[str, np.ndarray]) -> States:
 
 
 def _orthonormal(columns: np.ndarray) -> np.ndarray:
-    """Columns made orthonormal in turn, which for normal ones is uniform over rotations.
+    """Orthonormalise the columns one by one; for normal columns, a uniform random rotation.
 
-    Without the linear algebra library, whose rounding depends on its number of threads: the mixing
-    is a part of what determines the stored bytes.
+    This avoids the linear algebra library, whose rounding depends on its number of threads, because
+    the mixing determines the stored bytes.
     """
     rest = columns.copy()
     for i in range(len(rest)):

@@ -1,8 +1,8 @@
-"""The dm_control suite, every task by name.
+"""Tasks of the dm_control suite, by name.
 
-The paper's four domains run on native rollouts, with initial states and observations written as
-vectorised functions of positions and velocities. Every other task runs through its own code, one
-state at a time, on a physics whose complete state is set before and read after.
+The paper's four domains use native rollouts, with initial states and observations written as
+vectorised functions of positions and velocities. Every other task runs its own Python code, one
+state at a time, on a physics whose complete state is set before and read after each rollout.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from cqm.worlds import actions
 from cqm.worlds.contract import PerThread, Rollout, States, Status, World
-from cqm.worlds.mujoco import Extras, InitialFn, MujocoWorld, ObservationFn
+from cqm.worlds.mujoco import Extras, Initial, MujocoWorld, ObservationFn
 from cqm.worlds.simulators import quiet_dm_control, sim_extra
 
 with sim_extra():
@@ -35,9 +35,9 @@ _NEEDS_DISPLAY = {"quadruped-escape"}
 
 @dataclass(frozen=True)
 class Domain:
-    """What a native world needs to know of a task beyond its model."""
+    """What a native world needs to know about a task in addition to its model."""
 
-    initial: Callable[[mujoco.MjModel], InitialFn]
+    initial: Callable[[mujoco.MjModel, int, np.random.Generator], Initial]
     observation: ObservationFn
     observation_names: tuple[str, ...]
     settle_steps: int = 0
@@ -45,7 +45,7 @@ class Domain:
 
 @quiet_dm_control()
 def task_names() -> list[str]:
-    """The names of all tasks that load without a display, `domain-task`.
+    """Names, `domain-task`, of all tasks that load without a display.
 
     >>> {"reacher-easy", "humanoid-run"} <= set(task_names())
     True
@@ -58,13 +58,13 @@ def task_names() -> list[str]:
 def load_task(
     name: str, *, candidate_actions: npt.ArrayLike | None = None, seed: int = 0, native: bool = True
 ) -> World:
-    """The world of a suite task.
+    """Load a suite task as a world.
 
     Args:
-        name: As in `task_names`.
+        name: One of `task_names()`.
         candidate_actions: `[actions, controls]`; the paper's for this domain by default.
-        seed: Of the default candidate actions; 0 is the set fixed for the domain.
-        native: Whether to use the vectorised native form where there is one.
+        seed: Random seed for the default candidate actions; the paper uses 0.
+        native: Whether to use native rollouts if the task has them.
     """
     if name not in task_names():
         raise ValueError(f"unknown suite task {name!r}; available: {task_names()}")
@@ -75,7 +75,7 @@ def load_task(
         model,
         name=name,
         substeps=_environment(name)._n_sub_steps,
-        initial=domain.initial(model),
+        initial=functools.partial(domain.initial, model),
         settle_steps=domain.settle_steps,
         observation=domain.observation,
         observation_names=domain.observation_names,
@@ -88,20 +88,20 @@ class SuiteWorld(MujocoWorld):
     """A suite task on native rollouts."""
 
     def identity(self) -> dict[str, Any]:
-        """Name, parameters and versions."""
+        """JSON-able name, parameters and versions."""
         identity = super().identity()
         identity["kind"] = "suite"
-        del identity["functions"]  # the task's name says them
+        del identity["functions"]  # the task's name determines them
         identity["versions"]["dm_control"] = version("dm_control")
         return identity
 
 
 class TaskWorld(World):
-    """A suite task through its own Python code: any task, at the speed of a Python loop.
+    """Any suite task, simulated by its own Python code at the speed of a Python loop.
 
-    The state is MuJoCo's integration state, the model's fields that the task draws anew in every
-    episode (a target's place, say), and the observation, some of which are sensors of the step just
-    taken.
+    A state consists of MuJoCo's integration state, the model fields that the task redraws in every
+    episode (a target's position, for example), and the observation, which may contain sensor
+    readings of the last step.
     """
 
     cloning = "MuJoCo state, model fields, task code (one state at a time)"
@@ -140,8 +140,8 @@ class TaskWorld(World):
     def rollout(
         self, states: States, controls: np.ndarray, noise: np.ndarray, *, final: bool = True
     ) -> Rollout:
-        """Roll every state forward, open loop, one after the other."""
-        environment = self._environment.get()
+        """Roll every state forward, open loop, one after another."""
+        environment = self._environment.get()  # in a new process this imports dm_control
         from dm_control.rl.control import PhysicsError
 
         num, horizon = controls.shape[:2]
@@ -158,7 +158,7 @@ class TaskWorld(World):
                     features[i, t] = _flat(environment.task.get_observation(environment.physics))
             except PhysicsError:
                 status[i] = Status.DIVERGED
-            except Exception as error:  # a task's own code may raise anything; the others go on
+            except Exception as error:  # a task's code may raise anything; other rows go on
                 status[i] = Status.RAISED
                 errors.append(repr(error))
             if status[i] == Status.OK and not np.isfinite(features[i]).all():
@@ -169,7 +169,7 @@ class TaskWorld(World):
         return Rollout(features, status, reached, next(iter(errors), ""))
 
     def identity(self) -> dict[str, Any]:
-        """Name, parameters and versions."""
+        """JSON-able name, parameters and versions."""
         return {
             "name": self.name,
             "kind": "suite task",
@@ -202,7 +202,7 @@ def _environment(name: str) -> Environment:
 
 @quiet_dm_control()
 def _model_without_views(name: str) -> mujoco.MjModel:
-    """A task's model without its cameras and lights, which MuJoCo would move at every step."""
+    """A task's model without its cameras and lights, which MuJoCo would update at every step."""
     from dm_control.mujoco.wrapper import MjModel
 
     xml, assets = importlib.import_module(
@@ -216,7 +216,7 @@ def _model_without_views(name: str) -> mujoco.MjModel:
 
 
 def _episode_fields(environment: Environment) -> list[str]:
-    """The model's arrays that differ between episodes."""
+    """Names of the model's arrays that change between episodes."""
     model = environment.physics.model.ptr
     names = [name for name in dir(model) if isinstance(getattr(model, name), np.ndarray)]
     before = {name: getattr(model, name).copy() for name in names}
@@ -240,7 +240,7 @@ def _rest(model: mujoco.MjModel, num: int) -> tuple[np.ndarray, np.ndarray]:
 def _random_joints(
     model: mujoco.MjModel, num: int, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Limited joints uniform in their range, unlimited hinges uniform on the circle."""
+    """Positions with limited joints uniform in their range and unlimited hinges on the circle."""
     qpos, qvel = _rest(model, num)
     limited = model.jnt_limited.astype(bool)
     hinge = model.jnt_type == mujoco.mjtJoint.mjJNT_HINGE
@@ -251,12 +251,9 @@ def _random_joints(
     return qpos, qvel
 
 
-def _cartpole_initial(model: mujoco.MjModel) -> InitialFn:
-    def initial(num: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, Extras]:
-        qpos = [0, np.pi] + 0.01 * rng.standard_normal((num, 2))
-        return qpos, 0.01 * rng.standard_normal((num, 2)), {}
-
-    return initial
+def _cartpole_initial(model: mujoco.MjModel, num: int, rng: np.random.Generator) -> Initial:
+    qpos = [0, np.pi] + 0.01 * rng.standard_normal((num, 2))
+    return qpos, 0.01 * rng.standard_normal((num, 2)), {}
 
 
 def _cartpole_observation(qpos: np.ndarray, qvel: np.ndarray, extras: Extras) -> np.ndarray:
@@ -266,53 +263,43 @@ def _cartpole_observation(qpos: np.ndarray, qvel: np.ndarray, extras: Extras) ->
     )
 
 
-def _reacher_initial(model: mujoco.MjModel) -> InitialFn:
-    def initial(num: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, Extras]:
-        qpos, qvel = _random_joints(model, num, rng)
-        angle, radius = rng.uniform(0, 2 * np.pi, num), rng.uniform(0.05, 0.20, num)
-        target = np.stack([radius * np.sin(angle), radius * np.cos(angle)], axis=-1)
-        return qpos, qvel, {"target": target}
-
-    return initial
+def _reacher_initial(model: mujoco.MjModel, num: int, rng: np.random.Generator) -> Initial:
+    qpos, qvel = _random_joints(model, num, rng)
+    angle, radius = rng.uniform(0, 2 * np.pi, num), rng.uniform(0.05, 0.20, num)
+    target = np.stack([radius * np.sin(angle), radius * np.cos(angle)], axis=-1)
+    return qpos, qvel, {"target": target}
 
 
 def _reacher_observation(qpos: np.ndarray, qvel: np.ndarray, extras: Extras) -> np.ndarray:
     observation = np.empty((*qpos.shape[:-1], 6))
     shoulder, both = qpos[..., 0], qpos[..., 0] + qpos[..., 1]
     observation[..., :2] = qpos
-    # Two links of the same length, seen from the target.
+    # The vector from the finger, at the end of two links of equal length, to the target.
     observation[..., 2] = extras["target"][..., 0] - 0.12 * (np.cos(shoulder) + np.cos(both))
     observation[..., 3] = extras["target"][..., 1] - 0.12 * (np.sin(shoulder) + np.sin(both))
     observation[..., 4:] = qvel
     return observation
 
 
-def _cheetah_initial(model: mujoco.MjModel) -> InitialFn:
+def _cheetah_initial(model: mujoco.MjModel, num: int, rng: np.random.Generator) -> Initial:
     limited = model.jnt_limited.astype(bool)
     low, high = model.jnt_range[limited].T
-
-    def initial(num: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, Extras]:
-        qpos, qvel = _rest(model, num)
-        qpos[:, limited] = rng.uniform(low, high, (num, limited.sum()))
-        return qpos, qvel, {}
-
-    return initial
+    qpos, qvel = _rest(model, num)
+    qpos[:, limited] = rng.uniform(low, high, (num, limited.sum()))
+    return qpos, qvel, {}
 
 
 def _cheetah_observation(qpos: np.ndarray, qvel: np.ndarray, extras: Extras) -> np.ndarray:
     return np.concatenate([qpos[..., 1:], qvel], axis=-1)
 
 
-def _walker_initial(model: mujoco.MjModel) -> InitialFn:
-    def initial(num: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, Extras]:
-        return *_random_joints(model, num, rng), {}
-
-    return initial
+def _walker_initial(model: mujoco.MjModel, num: int, rng: np.random.Generator) -> Initial:
+    return *_random_joints(model, num, rng), {}
 
 
 def _walker_observation(qpos: np.ndarray, qvel: np.ndarray, extras: Extras) -> np.ndarray:
     observation = np.empty((*qpos.shape[:-1], 24))
-    # The legs' joints turn about −y, the torso's about y.
+    # The leg joints rotate about −y, the torso about y.
     torso = qpos[..., 2:3]
     angles = np.concatenate(
         [

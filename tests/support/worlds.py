@@ -1,8 +1,41 @@
-"""A small world whose effects are known, and the error of a model on it."""
+"""Small worlds whose effects are known, and the error of a model on one of them."""
 
 import numpy as np
 
+from cqm.worlds.contract import Rollout, World
 from cqm.worlds.function import FunctionWorld
+
+
+class ToyWorld(World):
+    """x' = x/2 + u + e; the features are x' and u."""
+
+    name = "toy"
+    observation_names = ("x",)
+    feature_names = ("x", "u")
+    control_low = np.array([-1.0])
+    control_high = np.array([1.0])
+    candidate_actions = np.array([[-1.0], [0.0], [1.0]])
+    cloning = "copy"
+
+    def reset(self, num, rng):
+        return {"x": rng.standard_normal(num)}
+
+    def observe(self, states):
+        return states["x"][:, None].copy()
+
+    def sample_noise(self, num, horizon, rng):
+        return rng.standard_normal((num, horizon, 1))
+
+    def rollout(self, states, controls, noise, *, final=True):
+        x = states["x"]
+        features = np.empty((*controls.shape[:2], 2))
+        for t in range(controls.shape[1]):
+            x = x / 2 + controls[:, t, 0] + noise[:, t, 0]
+            features[:, t, 0], features[:, t, 1] = x, controls[:, t, 0]
+        return Rollout(features, np.zeros(len(x), np.int8), {"x": x} if final else {})
+
+    def identity(self):
+        return {"name": self.name, "kind": "test", "names": self.feature_names}
 
 
 def pendulum_step(state, action, exogenous):

@@ -47,34 +47,34 @@ class Coin(Counter):
         return self.np_random.random(1), 0.0, False, False, {}
 
 
-def counted(means, row, action):
+def counted(method, row, action):
     """The count one step after a state."""
-    return cloning.step(means.load(row), np.int64(action), 0)[0].item()
+    return cloning.step(method.load(row), np.int64(action), 0)[0].item()
 
 
-@pytest.mark.parametrize("means", [StateMethods, Deepcopy, Replay])
-def test_an_environment_gets_back_into_its_states(means):
-    means = means(Counter, max_prefix=4)
-    observation, first = means.start(50)
-    env = means.load(first)
+@pytest.mark.parametrize("kind", [StateMethods, Deepcopy, Replay])
+def test_an_environment_gets_back_into_its_states(kind):
+    method = kind(Counter, max_prefix=4)
+    observation, first = method.start(50)
+    env = method.load(first)
     for action in (2, 3):
         cloning.step(env, np.int64(action), 0)
-    later = first | means.save(env, first, np.array([2, 3]), np.zeros(2, int))
-    means.start(90)
+    later = first | method.save(env, first, np.array([2, 3]), np.zeros(2, int))
+    method.start(90)
     assert observation.item() == 50
-    assert [counted(means, row, 1) for row in (first, later, first, later)] == [51, 56, 51, 56]
+    assert [counted(method, row, 1) for row in (first, later, first, later)] == [51, 56, 51, 56]
 
     numbers = {k: v for k, v in cloning.stack([first, later]).items() if v.dtype != object}
-    elsewhere = cloudpickle.loads(cloudpickle.dumps(means))
-    for one in (means, elsewhere):
+    elsewhere = cloudpickle.loads(cloudpickle.dumps(method))
+    for one in (method, elsewhere):
         rows = cloning.unstack(one.restore(numbers))
         assert [counted(one, row, 1) for row in rows] == [51, 56]
 
 
-def test_retraced_states_keep_their_steps():
-    means = Replay(Counter, max_prefix=4)
-    _, first = means.start(50)
-    row = first | means.save(means.load(first), first, np.array([2, 3]), np.array([7, 8]))
+def test_replayed_states_keep_their_steps():
+    method = Replay(Counter, max_prefix=4)
+    _, first = method.start(50)
+    row = first | method.save(method.load(first), first, np.array([2, 3]), np.array([7, 8]))
     assert (row["seed"], row["length"]) == (50, 2)
     assert row["actions"].tolist() == [2, 3, 0, 0]
     assert row["noise"].tolist() == [7, 8, 0, 0]
@@ -83,8 +83,8 @@ def test_retraced_states_keep_their_steps():
 
 def test_loading_brings_back_every_attribute_or_names_those_lost():
     actions = np.array([1, 2])
-    assert StateMethods(Counter, max_prefix=4).forgotten(actions) == ""
-    lost = StateMethods(Timer, max_prefix=4).forgotten(actions)
+    assert StateMethods(Counter, max_prefix=4).unrestored(actions) == ""
+    lost = StateMethods(Timer, max_prefix=4).unrestored(actions)
     assert lost == "the saved state lacks Timer.steps"
 
 
@@ -96,11 +96,11 @@ def test_a_step_draws_from_its_seed():
     assert drawn == expected
 
 
-def test_means_that_do_not_apply_say_so():
+def test_methods_that_do_not_apply_say_so():
     with pytest.raises(ValueError, match="no MuJoCo model and data"):
         MujocoState(Counter, max_prefix=4)
-    with pytest.raises(ValueError, match="no pair of methods among get_state/set_state, "):
+    with pytest.raises(ValueError, match="none of the method pairs get_state/set_state, "):
         StateMethods(lambda: gymnasium.make("CartPole-v1"), max_prefix=4)
     words = type("Words", (Counter,), {"get_state": lambda self: "words"})
-    with pytest.raises(ValueError, match="get_state gives something else than one array"):
+    with pytest.raises(ValueError, match="get_state must return one numeric array; got dtype <U5"):
         StateMethods(words, max_prefix=4).start(0)

@@ -74,7 +74,7 @@ def test_squares_and_products_in_numbers():
     assert expanded.tolist() == [[2.0, -3.0, 5.0, -6.0, 10.0, -15.0, 4.0, 9.0, 25.0]]
 
 
-def test_waves_are_their_definition():
+def test_random_fourier_features_are_their_definition():
     spread = (1.0, 2.0, 0.5)
     world = ExpandedWorld(shop(), RandomFourier(4, scale=3.0, seed=8, spread=spread))
     rng = np.random.default_rng(8)
@@ -84,7 +84,7 @@ def test_waves_are_their_definition():
     np.testing.assert_allclose(world.expand(features)[:, 3:], expected, rtol=0, atol=1e-13)
 
 
-def test_waves_approximate_a_gaussian_kernel():
+def test_random_fourier_features_approximate_a_gaussian_kernel():
     world = ExpandedWorld(shop(), RandomFourier(20_000, scale=2.0, spread=(1.0, 1.0, 1.0)))
     x, y = np.array([0.3, -1.0, 0.5]), np.array([1.0, 0.2, 0.0])
     waves = world.expand(np.stack([x, y]))[:, 3:]
@@ -113,7 +113,9 @@ def test_a_constant_feature_has_spread_one():
 def test_two_scales_need_two_prefixes():
     world = ExpandedWorld(shop(), RandomFourier(1), RandomFourier(1, scale=9.0, prefix="slow"))
     assert world.feature_names[3:] == ("fourier_0", "slow_0")
-    with pytest.raises(ValueError, match=r"names must differ; got \['fourier_0'\] more than once"):
+    with pytest.raises(
+        ValueError, match=r"names must be unique; got \['fourier_0'\] more than once"
+    ):
         ExpandedWorld(shop(), RandomFourier(1), RandomFourier(1, scale=9.0))
 
 
@@ -146,7 +148,7 @@ def test_contract_holds(make_world):
     assert report, str(report)
 
 
-def test_everything_else_is_the_native_worlds():
+def test_everything_else_is_the_inner_worlds():
     native = load_world("CartPole-v1")
     world = ExpandedWorld(native, Squares())
     assert (world.name, world.cloning) == (native.name, native.cloning)
@@ -225,7 +227,7 @@ def test_identity_tells_maps_apart():
     assert len({json.dumps(world.identity()) for world in worlds}) == 4
     user = worlds[-1].identity()["feature_maps"][0]
     assert user["fn"].endswith(".rotated")
-    with pytest.raises(ValueError, match=r"\['UserFeatures'\] cannot be loaded; can be: \['Squar"):
+    with pytest.raises(ValueError, match=r"\['UserFeatures'\] cannot be loaded; allowed: \['Squar"):
         load_maps([user])
 
 
@@ -252,15 +254,15 @@ def test_a_world_travels_to_another_process():
         ),
         (
             lambda: ExpandedWorld(ExpandedWorld(shop(), Squares()), Products()),
-            "expanded already; give all maps to one",
+            "already expanded; pass all maps to one",
         ),
         (
             lambda: ExpandedWorld(shop(), UserFeatures(rotated, ["a", "q", "r"])),
-            r"names must differ; got \['a'\] more than once",
+            r"names must be unique; got \['a'\] more than once",
         ),
         (
             lambda: ExpandedWorld(shop(), UserFeatures(rotated, ["p"])),
-            r"shape of user features \['p'\]: expected \[256, 1\], got \[256, 3\]",
+            r"shape of the user features \['p'\]: expected \[256, 1\], got \[256, 3\]",
         ),
         (lambda: ExpandedWorld(shop(), RandomFourier(0)), "must be positive; got .*num=0"),
         (lambda: ExpandedWorld(shop(), RandomFourier(scale=0.0)), "positive; got .*scale=0.0"),

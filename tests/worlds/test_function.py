@@ -72,7 +72,7 @@ def trace_world():
 
 
 def inventory_world():
-    path = pathlib.Path(__file__).parents[1] / "examples" / "inventory.py"
+    path = pathlib.Path(__file__).parents[2] / "examples" / "inventory.py"
     spec = importlib.util.spec_from_file_location("inventory", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -380,21 +380,24 @@ def test_identity_tells_worlds_apart():
         ({"backend": "torch"}, "unknown backend 'torch'; available: 'numpy', 'jax'"),
         ({"trace": np.zeros((9, 3))}, "both exogenous and trace"),
         ({"exogenous": None, "trace": np.zeros(9)}, r"trace has shape \(9,\)"),
-        ({"exogenous": None, "trace": [[np.nan]]}, "trace .* 1 values that are not finite"),
+        ({"exogenous": None, "trace": [[np.nan]]}, "trace .* 1 non-finite values"),
         ({"candidate_actions": [0.0, 1.0]}, r"candidate_actions has shape \(2,\)"),
-        ({"candidate_actions": [[0.0, np.inf]]}, "1 values that are not finite"),
+        ({"candidate_actions": [[0.0, np.inf]]}, "1 non-finite values"),
         ({"candidate_actions": [[0.0, 1.0]]}, r"shape \(1, 2\) .* at least 2 rows"),
         ({"control_high": 0.25}, r"candidate_actions cannot be .* to \[0\.25, 0\.25\]"),
-        ({"block_size": 0}, "block_size is 0; it must be at least 1"),
+        ({"block_size": 0}, "block_size must be at least 1; got 0"),
         ({"feature_names": ["x", "y"]}, "feature_names has 2 names, but there are 3 features"),
         ({"observation_names": ["x"]}, "observation_names has 1 names, but .* 3 observations"),
         ({"initial": lambda num, rng: np.zeros((1, 3))}, r"'state' from initial .* \(1, 3\)"),
         ({"initial": lambda num, rng: 0.0}, r"'state' from initial has shape \(\)"),
         ({"initial": lambda num, rng: {}}, "without variables"),
         ({"initial": lambda num, rng: np.full((num, 3), "x")}, "dtype <U1; allowed"),
-        ({"initial": lambda num, rng: np.zeros((num, 3), int)}, "float64, but it started as int64"),
+        (
+            {"initial": lambda num, rng: np.zeros((num, 3), int)},
+            "float64, but initial returned it as int64",
+        ),
         ({"step": lambda x, u, e: x[:, :2]}, r"'state' from step has shape \(256, 2\)"),
-        ({"step": lambda x, u, e: {"speed": x}}, r"step gave variables \['speed'\], expected"),
+        ({"step": lambda x, u, e: {"speed": x}}, r"step returned variables \['speed'\], expected"),
         ({"step": lambda x, u, e: x * np.nan}, "NaN or infinity"),
         ({"step": lambda x, u, e: x / u[:, :1]}, r"with candidate actions \[0\]"),
         ({"features": lambda x, u, e, y: y[:, 0]}, r"features has shape \(256,\)"),
