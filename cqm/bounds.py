@@ -1,7 +1,7 @@
 """Every regret and approximation bound of the paper as a function of its constants.
 
-Each takes the quantities named in its statement (scalars or arrays that broadcast) and returns the
-bound. Where the paper's constant can be improved, both forms are here and the difference is stated.
+Each function takes the quantities named in the statement (scalars, or arrays that broadcast) and
+returns the bound. Where the paper's constant can be improved, both forms are available.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from cqm.quotient import as_reference
 
 
 def total_mass(discount: float, horizon: int | None) -> float:
-    """m_H = Σ_{k<H} γᵏ, the mass of a successor measure; `horizon=None` is infinite.
+    """m_H = Σ_{k<H} γᵏ, the mass of a successor measure; `horizon=None` means infinite.
 
     >>> total_mass(0.5, 2), total_mass(0.75, None), total_mass(1.0, 12)
     (1.5, 4.0, 12.0)
@@ -35,10 +35,10 @@ def total_mass(discount: float, horizon: int | None) -> float:
 
 
 def total_variation(reference: ArrayLike, discount: float, horizon: int | None) -> np.ndarray:
-    """2·m_H·(1 − ρ(a)): the most that an effect measure can weigh, `[..., actions]`.
+    """2·m_H·(1 − ρ(a)): the largest total variation of an effect measure, `[..., actions]`.
 
     Sharper than the paper's 2·m_H, because M_a is a share ρ(a) of the measure it is compared with.
-    Attained when every action leads to events that no other action can reach.
+    Attained if every action leads to events that no other action can reach.
 
     >>> total_variation([0.75, 0.25], 0.5, 2).tolist()
     [0.75, 2.25]
@@ -52,7 +52,7 @@ def total_variation(reference: ArrayLike, discount: float, horizon: int | None) 
 
 
 def decision_regret(measure_error: ArrayLike) -> np.ndarray:
-    """2ε: regret of the best-looking action when every action's measure is ε-close (thm. regret).
+    """2ε: regret of the best-looking action if every action's measure is ε-close (thm. regret).
 
     >>> float(decision_regret(0.25))
     0.5
@@ -61,7 +61,7 @@ def decision_regret(measure_error: ArrayLike) -> np.ndarray:
 
 
 def feature_regret(weight_norm: ArrayLike, effect_error: ArrayLike) -> np.ndarray:
-    """2Wδ: regret for ‖w‖ ≤ W when every effect is δ-close (cor. feature-regret).
+    """2Wδ: regret for ‖w‖ ≤ W if every effect is δ-close (cor. feature-regret).
 
     >>> float(feature_regret(2.0, 0.25))
     1.0
@@ -74,7 +74,7 @@ def feature_regret(weight_norm: ArrayLike, effect_error: ArrayLike) -> np.ndarra
 def reward_projection_error(
     reward_error: ArrayLike, discount: float, horizon: int | None
 ) -> np.ndarray:
-    """2·m_H·ε_r: error of a centred value when the reward is ε_r from linear (prop. reward-error).
+    """2·m_H·ε_r: error of a centred value if the reward is ε_r from linear (prop. reward-error).
 
     >>> float(reward_projection_error(0.1, 0.75, None))
     0.8
@@ -91,11 +91,11 @@ def combined_regret(
     *,
     form: Literal["tight", "paper"] = "tight",
 ) -> np.ndarray:
-    """Regret from estimation and reward projection together (cor. combined-regret).
+    """Regret from estimation error and reward projection together (cor. combined-regret).
 
-    The paper's form is 2Wδ + 4·m_H·ε_r. It pays the projection error once for each of the two
-    actions against the reference; but they are compared with each other, and
-    K_a − K_b = M_a − M_b has total variation at most 2·m_H. The tight form is 2Wδ + 2·m_H·ε_r.
+    The paper's form is 2Wδ + 4·m_H·ε_r. It counts the projection error of each of the two actions
+    against the reference. The actions are compared with each other, though, and
+    K_a − K_b = M_a − M_b has total variation at most 2·m_H: the tight form is 2Wδ + 2·m_H·ε_r.
 
     >>> float(combined_regret(1.0, 0.5, 0.1, 0.75, None))
     1.8
@@ -120,9 +120,9 @@ def prototype_error(lipschitz: ArrayLike, radius: ArrayLike) -> np.ndarray:
 def covering_radius(candidates: ArrayLike, low: ArrayLike, high: ArrayLike) -> float:
     """The smallest ε for which the candidates are an ε-cover of the box, in Euclidean distance.
 
-    Exact. The point of the box that is farthest from all candidates is a vertex of the part of
-    the box nearest to one of them, so the vertices of those parts are enumerated. Their
-    number grows exponentially with the dimension; up to 8 are accepted.
+    The result is exact. The point of the box farthest from all candidates is a vertex of one of the
+    candidates' Voronoi cells within the box, so the vertices of all cells are enumerated. Their
+    number grows exponentially with the dimension; at most 8 dimensions are accepted.
 
     >>> covering_radius([[-1.0], [0.0], [1.0]], [-1.0], [1.0])
     0.5
@@ -141,7 +141,7 @@ def covering_radius(candidates: ArrayLike, low: ArrayLike, high: ArrayLike) -> f
         )
     if np.any(points < low) or np.any(points > high):
         raise ValueError(f"candidates must lie in the box; got {points.tolist()}")
-    # Candidates a rounding error apart are one: the plane between them has no direction.
+    # Candidates a rounding error apart count as one: the plane between them has no direction.
     _, first = np.unique(((points - low) / (high - low)).round(12), axis=0, return_index=True)
     points = points[first]
     if low.size > 8:
@@ -153,21 +153,21 @@ def covering_radius(candidates: ArrayLike, low: ArrayLike, high: ArrayLike) -> f
 
 
 def _farthest_in_cell(points: np.ndarray, i: int, low: np.ndarray, high: np.ndarray) -> float:
-    """The largest distance from a candidate to the part of the box where it is the nearest."""
+    """The largest distance from a candidate to a point of its Voronoi cell within the box."""
     if len(points) == 1:
         corners = np.array(list(itertools.product(*zip(low, high, strict=True))))
         return float(np.linalg.norm(corners - points[0], axis=1).max())
     point, others = points[i], np.delete(points, i, axis=0)
-    # Nearer to the point than to another: on the point's side of the plane half way between them.
+    # The cell is the intersection of half-spaces, bounded by the planes half way to the others.
     normals = (others - point) / np.linalg.norm(others - point, axis=1, keepdims=True)
     limits = (normals * (others + point) / 2).sum(axis=1)
-    # Vertices survive any scaling of the axes, and qhull works best in the cube [-1, 1].
+    # Scaling the axes keeps the vertices, and Qhull works best in the cube [-1, 1].
     middle, half = (low + high) / 2, (high - low) / 2
     normals, limits = normals * half, limits - normals @ middle
     sizes = np.linalg.norm(normals, axis=1)
     normals, limits = normals / sizes[:, None], limits / sizes
-    # qhull wants a point strictly inside; the candidate may sit on the box's edge, so it is moved
-    # towards the middle, at most half way to the first plane.
+    # Qhull needs a point strictly inside. The candidate may lie on the edge of the box, so it is
+    # moved towards the middle, at most half way to the first plane.
     start = (point - middle) / half
     speeds = -normals @ start
     with np.errstate(divide="ignore"):

@@ -1,11 +1,11 @@
-"""Exact signed successor measures of a finite MDP, and what can be asked of them.
+"""Exact signed successor measures of a finite MDP, and the quantities derived from them.
 
 A family of measures is an array `[states, actions, events]`: the discounted mass that each event
-receives after each first action. The actions axis is centred by `cqm.quotient.center`, exactly as
-for features, which gives the effect measures of the paper.
+receives after each first action. Centring the actions axis with `cqm.quotient.center`, exactly as
+for features, gives the effect measures of the paper.
 
-Events are next states, or full transitions (state, action, next state). Only transitions that
-can happen are listed, so their number is that of the nonzero transition probabilities.
+Events are next states or full transitions (state, action, next state). Only possible transitions
+are listed, so there are as many as nonzero transition probabilities.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class FiniteMDP:
             self.transitions = sparse.csr_array(dense.reshape(-1, self.num_states))
         if self.num_actions < 2:
             raise ValueError(
-                f"an MDP to compare actions in needs 2 actions; got {self.num_actions}"
+                f"comparing actions needs an MDP with at least 2 actions; got {self.num_actions}"
             )
         self.transitions.sum_duplicates()
         self.transitions.eliminate_zeros()
@@ -93,10 +93,10 @@ def successor_measure(
     space: EventSpace = "next_state",
     states: ArrayLike | None = None,
 ) -> np.ndarray:
-    """M_{s,a}, exactly: `[states, actions, events]` (eq. successor-measure).
+    """The exact measures M_{s,a}, `[states, actions, events]` (eq. successor-measure).
 
-    The infinite horizon (`None`) is solved as a linear system. Give `states` to get rows of those
-    only, which keeps the transition space of a large MDP in memory.
+    The infinite horizon (`None`) is solved as a linear system. Pass `states` to compute only their
+    rows, so that the measures of a large MDP over transitions fit in memory.
 
     >>> stay_or_go = FiniteMDP(np.array([[[1.0, 0.0], [0.0, 1.0]], [[0.0, 1.0], [0.0, 1.0]]]))
     >>> successor_measure(stay_or_go, discount=0.5, horizon=2)[0].tolist()
@@ -109,7 +109,7 @@ def successor_measure(
     pairs = (chosen[:, None] * mdp.num_actions + np.arange(mdp.num_actions)).ravel()
     first = mdp.transitions[pairs]  # [pairs, states], the law of the next state
     if space == "next_state" and len(pairs) >= mdp.num_states:
-        # Fewer right-hand sides: once for every state, then a sparse product for the first action.
+        # Solve once per state, then multiply by the sparse law of the first transition.
         measure = first @ _discounted_visits(mdp, None, discount, horizon)
     elif space == "next_state":
         measure = _discounted_visits(mdp, first, discount, horizon)
@@ -118,7 +118,7 @@ def successor_measure(
         visits = discount * _discounted_visits(mdp, first, discount, later)
         weights = visits[:, :, None] * mdp.policy
         weights = weights.reshape(len(pairs), mdp.num_states * mdp.num_actions)
-        weights[np.arange(len(pairs)), pairs] += 1  # the first action, taken for certain
+        weights[np.arange(len(pairs)), pairs] += 1  # the first action is certain
         measure = weights[:, mdp.transitions.nonzero()[0]] * mdp.transitions.data
     return measure.reshape(len(chosen), mdp.num_actions, measure.shape[-1])
 
@@ -126,7 +126,7 @@ def successor_measure(
 def _discounted_visits(
     mdp: FiniteMDP, start: sparse.csr_array | None, discount: float, horizon: int | None
 ) -> np.ndarray:
-    """Σ_{k<H} γᵏ start P_πᵏ; without a start the sum for every state, `[states, states]`."""
+    """Σ_{k<H} γᵏ start P_πᵏ; without a start, the sum for every state, `[states, states]`."""
     if horizon is None:
         system = sparse.eye_array(mdp.num_states) - discount * mdp.state_transitions
         if start is None:
@@ -164,7 +164,7 @@ def reference_measure(measures: np.ndarray, reference: Reference = None) -> np.n
 
 
 def jordan_parts(signed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The positive and the negative part of signed measures: events made likelier, and rarer.
+    """The positive and negative parts of signed measures: events made likelier, and rarer.
 
     >>> [part.tolist() for part in jordan_parts(np.array([0.5, -0.5]))]
     [[0.5, 0.0], [0.0, 0.5]]
@@ -182,7 +182,7 @@ def mass(measures: np.ndarray) -> np.ndarray:
 
 
 def total_variation(measures: np.ndarray) -> np.ndarray:
-    """The mass of the positive and the negative part together.
+    """The mass of the positive and negative parts together.
 
     >>> float(total_variation(np.array([0.5, -0.5])))
     1.0
@@ -201,7 +201,7 @@ def integrate(measures: np.ndarray, reward: ArrayLike) -> np.ndarray:
     reward = np.asarray(reward, float)
     if reward.shape != measures.shape[-1:]:
         raise ValueError(
-            f"reward must be one number an event, [{measures.shape[-1]}]; got shape {reward.shape}"
+            f"reward must be [{measures.shape[-1]}], one per event; got shape {reward.shape}"
         )
     if not np.all(np.isfinite(reward)):
         raise ValueError(f"reward must be finite; got {reward[~np.isfinite(reward)][0]}")
@@ -227,8 +227,8 @@ def project(measures: np.ndarray, features: ArrayLike) -> np.ndarray:
 def density_ratio(measures: np.ndarray, base: np.ndarray) -> np.ndarray:
     """h = dM_{s,a}/dM̄_s − 1, with `base` M̄ `[states, events]` (eq. density-ratio).
 
-    Raises where a measure puts mass on an event that the base cannot reach. Events that
-    neither reaches have no ratio; they are given 0, which no integral notices.
+    Raises if a measure puts mass on an event that the base cannot reach. The ratio of events that
+    neither can reach is set to 0, which changes no integral.
 
     >>> density_ratio(np.array([[[1.25, 0.25], [0.0, 1.5]]]), np.array([[0.625, 0.875]])).tolist()
     [[[1.0, -0.7142857142857143], [-1.0, 0.7142857142857142]]]
@@ -248,17 +248,17 @@ def density_ratio(measures: np.ndarray, base: np.ndarray) -> np.ndarray:
         state, action, event = np.argwhere(unreachable)[0]
         raise ValueError(
             "measures must be absolutely continuous with respect to the base; "
-            f"state row {state}, action {action} puts {measures[state, action, event]:.3g} on "
-            f"event {event}, where the base has none ({unreachable.sum()} such places)"
+            f"state row {state}, action {action} puts mass {measures[state, action, event]:.3g} on "
+            f"event {event}, where the base has none ({unreachable.sum()} such cases)"
         )
     safe = np.where(base > 0, base, 1)[:, None]
     return np.where(base[:, None] > 0, measures / safe - 1, 0)
 
 
 def outcome_posterior(measures: np.ndarray, reference: Reference = None) -> np.ndarray:
-    """p(A = a | s, Z = z) when A follows ρ and Z the normalised measure of A, by Bayes' rule.
+    """p(A = a | s, Z = z) if A follows ρ and Z the normalised measure of A, by Bayes' rule.
 
-    Events that cannot happen get ρ itself: they tell nothing.
+    The posterior of an impossible event is set to ρ itself.
 
     >>> outcome_posterior(np.array([[[3.0, 0.0], [1.0, 4.0]]]))[0].tolist()
     [[0.75, 0.0], [0.25, 1.0]]
@@ -270,7 +270,7 @@ def outcome_posterior(measures: np.ndarray, reference: Reference = None) -> np.n
 
 
 def ratio_from_posterior(posterior: np.ndarray, reference: Reference = None) -> np.ndarray:
-    """h = p(a | s, z)/ρ(a | s) − 1 (eq. hindsight-ratio); ρ must be what actions were drawn from.
+    """h = p(a | s, z)/ρ(a | s) − 1 (eq. hindsight-ratio), if actions were drawn from ρ.
 
     >>> ratio_from_posterior(np.array([[[0.75, 0.0], [0.25, 1.0]]]))[0].tolist()
     [[0.5, -1.0], [-0.5, 1.0]]
@@ -283,7 +283,7 @@ class EventSample:
     """Discounted future events of simulated trajectories."""
 
     events: np.ndarray  # [n], indices into `FiniteMDP.events`
-    delays: np.ndarray  # [n], the step at which each was picked
+    delays: np.ndarray  # [n], the step at which each was sampled
 
 
 def sample_events(
@@ -298,8 +298,8 @@ def sample_events(
 ) -> EventSample:
     """Draw one event per (state, first action) from its normalised successor measure.
 
-    By simulation: a delay is drawn with probability proportional to γᵏ, and the trajectory is
-    followed until then. Nothing here uses the exact measures, so that they can be tested with it.
+    A delay is drawn with probability proportional to γᵏ, and the trajectory is simulated until
+    then. The exact measures are not used, so they can be tested against the sample.
 
     >>> stay = FiniteMDP(np.array([[[1.0, 0.0], [1.0, 0.0]], [[0.0, 1.0], [0.0, 1.0]]]))
     >>> sample_events(stay, [0, 1], [0, 0], np.random.default_rng(0), discount=0.9).events.tolist()
@@ -311,7 +311,7 @@ def sample_events(
     actions = _indices("actions", actions, mdp.num_actions)
     if len(states) != len(actions) and 1 not in (len(states), len(actions)):
         raise ValueError(
-            "states and actions must be equally many, or one of either; "
+            "states and actions must have the same length, or one of them length 1; "
             f"got {len(states)} and {len(actions)}"
         )
     states, actions = np.broadcast_arrays(states, actions)
@@ -320,7 +320,7 @@ def sample_events(
         delays = rng.geometric(1 - discount, num) - 1
     else:
         delays = rng.choice(horizon, num, p=discount ** np.arange(horizon) / normaliser)
-    # Inverting one increasing sequence draws from every row: row r lives in (r, r + 1].
+    # Inverting a single increasing sequence draws from every row: row r occupies (r, r + 1].
     cumulative = _row_cumulative(mdp.transitions)
     policy_cumulative = np.cumsum(mdp.policy, axis=1)
     pairs = states * mdp.num_actions + actions
@@ -339,7 +339,7 @@ def sample_events(
 
 
 def _row_cumulative(matrix: sparse.csr_array) -> np.ndarray:
-    """Cumulative sums of a stochastic matrix's entries, each row starting from its own number."""
+    """Cumulative sums of a stochastic matrix's entries; each row starts from its own index."""
     rows = np.repeat(np.arange(matrix.shape[0]), np.diff(matrix.indptr))
     running = np.cumsum(matrix.data)
     before = np.concatenate([[0.0], running])[matrix.indptr[:-1]]
@@ -349,7 +349,7 @@ def _row_cumulative(matrix: sparse.csr_array) -> np.ndarray:
 def _draw_entries(
     matrix: sparse.csr_array, cumulative: np.ndarray, rows: np.ndarray, rng: np.random.Generator
 ) -> np.ndarray:
-    """One stored entry of each given row, drawn with its probability."""
+    """Draw one stored entry of each given row, with the entry's probability."""
     entries = np.searchsorted(cumulative, rows + rng.random(len(rows)), side="right")
     return np.clip(entries, matrix.indptr[rows], matrix.indptr[rows + 1] - 1)
 

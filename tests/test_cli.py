@@ -129,6 +129,7 @@ def test_a_model_of_logs_is_asked_with_a_file_of_states(tmp_path, capsys):
     assert "a reward that is not linear in the features needs a world" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_fit_then_query(tmp_path, capsys):
     collect = ["collect", "cartpole-swingup", "--horizon", "4"]
     assert main([*collect, "--states", "400", "--out", str(tmp_path / "train")]) == 0
