@@ -20,7 +20,8 @@ import numpy as np
 import tyro
 
 from benchmarks.branching import write_csv
-from cqm.logs.dataset import Logs, draw_rows
+from cqm.branches.recipe import draw_actions
+from cqm.logs.dataset import Logs
 from cqm.models.residual import ResidualModel
 
 PEER = """
@@ -78,7 +79,7 @@ def sample(num: int, rng: np.random.Generator) -> tuple[Logs, np.ndarray]:
     state = rng.normal(size=(num, 3))
     chance = 0.15 + 0.7 / (1 + np.exp(-1.5 * state[:, 0]))
     chances = np.stack([1 - chance, chance], axis=1)
-    action = draw_rows(chances, rng.random(num))
+    action = draw_actions(chances, rng.random(num))
     effect = 1 + 0.5 * state[:, 1]
     common = 3 * state[:, 0] + np.sin(2 * state[:, 2])
     outcome = common + effect * action + rng.normal(size=num)

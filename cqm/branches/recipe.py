@@ -85,8 +85,7 @@ class Continuation:
         """Candidate actions from uniform numbers, by inverting an open-loop law."""
         if self.law == "uniform":
             return (uniforms * num_actions).astype(int)
-        cumulative = np.cumsum(self.probabilities(num_actions))
-        return np.searchsorted(cumulative[:-1], uniforms, side="right")
+        return draw_actions(self.probabilities(num_actions), uniforms)
 
     def __str__(self) -> str:
         return str(self.law)
@@ -169,6 +168,15 @@ class Recipe:
         if unknown:
             raise ValueError(f"a recipe has no {unknown}; its fields are {known}")
         return cls(**values)
+
+
+def draw_actions(probabilities: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
+    """Candidate actions from uniform numbers `[...]`, by inverting probabilities `[..., actions]`.
+
+    >>> draw_actions(np.array([[0.2, 0.8], [0.2, 0.8]]), np.array([0.1, 0.3])).tolist()
+    [0, 1]
+    """
+    return (uniforms[..., None] >= np.cumsum(probabilities, axis=-1)[..., :-1]).sum(axis=-1)
 
 
 def _plain(value: Any) -> Any:

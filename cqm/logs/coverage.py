@@ -1,4 +1,4 @@
-"""Coverage: whether logs can tell what actions change, before anything is learned from them."""
+"""Coverage: whether logs can show what actions change, checked before anything is learned."""
 
 from __future__ import annotations
 
@@ -9,36 +9,36 @@ import numpy as np
 
 from cqm.regression import fold_numbers, ridge
 
-REGIONS = 20  # at most
-REGION_SIZE = 100  # decisions, at least
-PRODUCTS = 300  # of observations, at most; where there are more, squares only
+REGIONS = 20  # maximum number of regions
+REGION_SIZE = 100  # minimum number of decisions per region
+PRODUCTS = 300  # maximum number of products of observations; above it, squares only
 SIGNIFICANT = 5.0  # standard errors by which frequencies may differ from known propensities
-RARE = 0.01  # a share of decisions below which an action is hardly ever seen
-FEW = 100.0  # an effective number of decisions below which an action is hardly known
+RARE = 0.01  # share of the decisions below which an action is rarely taken
+FEW = 100.0  # effective sample size below which an effect is poorly estimated
 
 
 @dataclass(frozen=True)
 class Coverage:
-    """How often which action was taken, where, and what that is worth.
+    """How often each action was taken, where, and the effective sample sizes that result.
 
-    Regions are decisions in which an action seems about equally likely to a regression on the
-    observation and its squares, from least to most likely, for each action on its own; a lack of
-    overlap shows in the first.
+    Each action has its own regions: decisions that are about equally likely to take it, according
+    to a regression on the observation and its squares, from least to most likely. A lack of overlap
+    shows in the first region.
     """
 
     frequencies: np.ndarray  # [actions]
-    regions: np.ndarray  # [regions, actions], frequencies of each action within its own regions
-    region_sizes: np.ndarray  # [regions], decisions
-    smallest_propensity: float  # the least probability of an action at a decision
-    effective: np.ndarray  # [actions], decisions that the unevenly likely ones are worth
+    regions: np.ndarray  # [regions, actions], frequency of each action within its own regions
+    region_sizes: np.ndarray  # [regions], number of decisions
+    smallest_propensity: float  # over all decisions and actions
+    effective_sample_sizes: np.ndarray  # [actions], of the decisions weighted by 1/propensity
     num_decisions: int
-    distinct: int  # different observations, counted up to two
+    observations_vary: bool
     propensities_known: bool
-    mismatch: str = ""  # where known propensities are not those of the actions taken
+    mismatch: str = ""  # where known propensities contradict the actions taken
 
     @property
     def problems(self) -> list[str]:
-        """What is wrong, with figures; empty where nothing is."""
+        """Problems found, with figures; empty if there are none."""
         found = []
         region, action = np.unravel_index(self.regions.argmin(), self.regions.shape)
         if self.regions.min() < RARE:
@@ -50,23 +50,23 @@ class Coverage:
             found.append(f"the smallest propensity is {self.smallest_propensity:.2g}")
         if self.mismatch:
             found.append(self.mismatch)
-        weakest = int(self.effective.argmin())
-        if self.effective[weakest] < FEW:
+        weakest = int(self.effective_sample_sizes.argmin())
+        if self.effective_sample_sizes[weakest] < FEW:
             found.append(
-                f"action {weakest} is worth {self.effective[weakest]:.0f} evenly likely decisions "
-                f"of {self.num_decisions}"
+                f"action {weakest} has an effective sample size of "
+                f"{self.effective_sample_sizes[weakest]:.0f} from {self.num_decisions} decisions"
             )
-        if self.distinct < 2:
+        if not self.observations_vary:
             found.append("all observations are the same, so effects cannot depend on the state")
         return found
 
     def check(self) -> None:
-        """Raise where an action never occurs; warn, with figures, where effects will be poor."""
+        """Raise if an action never occurs; warn if coverage is poor."""
         missing = np.flatnonzero(self.frequencies == 0)
         if len(missing):
             raise ValueError(
                 f"actions {missing.tolist()} never occur among {self.num_decisions} decisions, so "
-                "their effects cannot be known; leave them out of the candidate actions"
+                "their effects cannot be estimated; leave them out of the candidate actions"
             )
         if self.problems:
             warnings.warn("poor coverage: " + "; ".join(self.problems), stacklevel=3)
@@ -75,14 +75,14 @@ class Coverage:
         counts = ", ".join(f"{share:.1%}" for share in self.frequencies)
         low, high = self.regions.min(axis=0), self.regions.max(axis=0)
         ranges = ", ".join(f"{a:.1%} to {b:.1%}" for a, b in zip(low, high, strict=True))
-        worth = ", ".join(f"{value:.0f}" for value in self.effective)
-        known = "known" if self.propensities_known else "estimated in each region"
+        sizes = ", ".join(f"{value:.0f}" for value in self.effective_sample_sizes)
+        known = "known" if self.propensities_known else "estimated per region"
         return (
-            f"{self.num_decisions} decisions; actions taken: {counts}\n"
-            f"over {len(self.regions)} regions: {ranges}\n"
-            f"propensities {known}, the smallest {self.smallest_propensity:.3g}; effective "
-            f"decisions of each action: {worth}\n"
-            + ("\n".join(f"problem: {p}" for p in self.problems) or "no problem seen")
+            f"{self.num_decisions} decisions; frequencies of the actions: {counts}\n"
+            f"frequencies over {len(self.regions)} regions: {ranges}\n"
+            f"propensities {known}, the smallest {self.smallest_propensity:.3g}; effective sample "
+            f"sizes: {sizes}\n"
+            + ("\n".join(f"problem: {p}" for p in self.problems) or "no problems found")
         )
 
 
@@ -92,37 +92,42 @@ def measure_coverage(
     num_actions: int,
     propensities: np.ndarray | None = None,
 ) -> Coverage:
-    """Coverage of decisions: observations `[n, d]`, actions `[n]`, propensities `[n, actions]`."""
+    """Measure the coverage of decisions.
+
+    Args:
+        observations: `[n, observations]`.
+        actions: Candidate actions taken, `[n]`.
+        num_actions: Number of candidate actions.
+        propensities: `[n, actions]`; estimated per region by default.
+    """
     taken = (actions[:, None] == np.arange(num_actions)).astype(float)
-    cells = _regions(observations, taken)
-    sizes = np.bincount(cells[:, 0])
-    shares = _sums(cells, taken) / sizes[:, None]
-    own = np.take_along_axis(shares, cells, axis=0)
-    chances = own if propensities is None else propensities
-    inverse = taken / np.maximum(chances, 1e-12)
+    regions = _regions(observations, taken)
+    sizes = np.bincount(regions[:, 0])
+    shares = _region_sums(regions, taken) / sizes[:, None]
+    used = np.take_along_axis(shares, regions, axis=0) if propensities is None else propensities
+    inverse = taken / np.maximum(used, 1e-12)
     effective = inverse.sum(axis=0) ** 2 / np.maximum((inverse**2).sum(axis=0), 1e-12)
-    varies = bool((observations != observations[0]).any())
     return Coverage(
         frequencies=taken.mean(axis=0),
         regions=shares,
         region_sizes=sizes,
-        smallest_propensity=float(chances.min()),
-        effective=effective,
+        smallest_propensity=float(used.min()),
+        effective_sample_sizes=effective,
         num_decisions=len(actions),
-        distinct=2 if varies else 1,
+        observations_vary=bool((observations != observations[0]).any()),
         propensities_known=propensities is not None,
-        mismatch="" if propensities is None else _mismatch(cells, taken, propensities),
+        mismatch="" if propensities is None else _mismatch(regions, taken, propensities),
     )
 
 
 def _regions(observations: np.ndarray, taken: np.ndarray) -> np.ndarray:
-    """The region of each decision for each action `[n, actions]`, all about equally large."""
+    """Region of each decision for each action, `[n, actions]`, all of about the same size."""
     num = len(observations)
-    regions = min(REGIONS, num // REGION_SIZE)
+    num_regions = min(REGIONS, num // REGION_SIZE)
     centred = observations - observations.mean(axis=0)
     spread = np.abs(centred).max(axis=0, initial=0)
     unit = centred[:, spread > 0] / spread[spread > 0]
-    if regions < 2 or unit.shape[1] == 0:
+    if num_regions < 2 or unit.shape[1] == 0:
         return np.zeros(taken.shape, dtype=int)
     first, second = np.triu_indices(unit.shape[1])
     if len(first) > PRODUCTS:
@@ -130,24 +135,24 @@ def _regions(observations: np.ndarray, taken: np.ndarray) -> np.ndarray:
     design = np.concatenate([unit, unit[:, first] * unit[:, second]], axis=1)
     design = (design - design.mean(axis=0)) / np.maximum(design.std(axis=0), 1e-12)
     design = np.concatenate([np.ones((num, 1)), design], axis=1)
-    # Cross-fitted, or an action would seem likely just where it happened to be taken.
+    # Cross-fitted, because otherwise an action would seem likely wherever it happened to be taken.
     likely = ridge(design, taken, fold_numbers(num, 5)).predictions
     ranks = likely.argsort(axis=0, kind="stable").argsort(axis=0, kind="stable")
-    return ranks * regions // num
+    return ranks * num_regions // num
 
 
-def _sums(cells: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Sums of values `[n, actions]` in the regions of each action, `[regions, actions]`."""
-    columns = zip(cells.T, values.T, strict=True)
+def _region_sums(regions: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Sums of values `[n, actions]` over the regions of each action, `[regions, actions]`."""
+    columns = zip(regions.T, values.T, strict=True)
     return np.stack([np.bincount(own, column) for own, column in columns], axis=1)
 
 
-def _mismatch(cells: np.ndarray, taken: np.ndarray, propensities: np.ndarray) -> str:
-    """Where actions were taken far more or less often than their propensities say; or nothing."""
-    for own in (np.zeros_like(cells), cells):  # everywhere, and then in regions
-        counts, expected = _sums(own, taken), _sums(own, propensities)
-        # One is added because the count of what hardly ever happens is far from normal.
-        errors = np.sqrt(_sums(own, propensities * (1 - propensities)) + 1)
+def _mismatch(regions: np.ndarray, taken: np.ndarray, propensities: np.ndarray) -> str:
+    """Where actions were taken much more or less often than their propensities say, if anywhere."""
+    for own in (np.zeros_like(regions), regions):  # over all decisions, and then by region
+        counts, expected = _region_sums(own, taken), _region_sums(own, propensities)
+        # One is added because the count of a rare event is far from normal.
+        errors = np.sqrt(_region_sums(own, propensities * (1 - propensities)) + 1)
         off = np.abs(counts - expected) / errors
         if off.max() > SIGNIFICANT:
             region, action = np.unravel_index(off.argmax(), off.shape)

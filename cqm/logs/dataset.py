@@ -1,9 +1,8 @@
-"""Logs: ordinary trajectories, one action each, for whoever cannot clone the state of their system.
+"""Logs: trajectories with one action per decision, for users who cannot clone their system's state.
 
-A row is one decision and what followed: the observation, the action taken, the actions taken after
-it, and the features of every step. Nothing here was ever branched, so the effect of an action has
-to be told apart from everything else that differs between trajectories; `coverage` says first
-whether the logs can tell it at all.
+A row is one decision and its outcome: the observation, the action taken, the later actions, and the
+features of every step. Nothing was branched, so the effect of an action must be separated from
+everything else that differs between trajectories. `Logs.coverage` says whether the logs allow that.
 """
 
 from __future__ import annotations
@@ -20,58 +19,45 @@ from numpy.typing import ArrayLike
 
 from cqm import storage
 from cqm.branches.dataset import Branches, split_size
-from cqm.branches.recipe import Recipe
+from cqm.branches.recipe import Continuation, Recipe, draw_actions
 from cqm.logs.coverage import Coverage, measure_coverage
 from cqm.logs.validate import (
-    check_candidates,
-    check_law,
+    candidate_rows,
+    check_axes,
+    check_logs,
     check_propensities,
-    check_shapes,
-    full_propensities,
-    stacked,
-    whole,
+    equal_steps,
+    integers,
+    propensity_rows,
 )
+from cqm.worlds.contract import World
 
 ARRAYS = "logs.safetensors"
 CONFIG = "logs.json"
 PropensityFn = Callable[[np.ndarray], np.ndarray]  # observations [n, d] -> [n, actions]
+BehaviourFn = Callable[[np.ndarray], np.ndarray]  # an observation [d] -> probabilities [actions]
 
 
 @dataclass(frozen=True, eq=False)
 class Logs:
-    """Trajectories of one length, each from a decision on.
+    """Trajectories of the same length, each starting with a decision.
 
-    `Logs.from_arrays` is the way to make them from your own numbers.
+    Use `Logs.from_arrays` to create logs from your own numbers.
     """
 
     observations: np.ndarray  # [n, observations], at the decision
-    actions: np.ndarray  # [n, horizon], candidate actions: the one asked about, and the later ones
+    actions: np.ndarray  # [n, horizon], candidate actions: the decision and the later actions
     features: np.ndarray  # [n, horizon, features], of every step
     candidate_actions: np.ndarray  # [actions, controls]
-    propensities: np.ndarray | None  # [n, actions], of the decision, where they are known
+    propensities: np.ndarray | None  # [n, actions], of the decision; None if unknown
     observation_names: tuple[str, ...]
     feature_names: tuple[str, ...]
     recipe: Recipe  # horizon, discount and the law of the later actions
-    world: Mapping[str, Any]  # the identity of what was recorded
-    groups: np.ndarray | None = None  # [n], one number an episode; None: each row stands alone
+    world: Mapping[str, Any]  # identity of the recorded system
+    groups: np.ndarray | None = None  # [n], one number per episode; None if rows are independent
 
     def __post_init__(self) -> None:
-        check_shapes(self)
-        for name in ("observations", "features"):
-            bad = ~np.isfinite(getattr(self, name)).reshape(len(self), -1).all(axis=1)
-            if bad.any():
-                raise ValueError(
-                    f"{name} must be finite; got NaN or infinity in {bad.sum()} of {len(self)} "
-                    f"trajectories, the first in row {np.flatnonzero(bad)[0]}; leave them out"
-                )
-        wrong = (self.actions < 0) | (self.actions >= self.num_actions)
-        if wrong.any():
-            raise ValueError(
-                f"actions must be candidate actions in 0..{self.num_actions - 1}; "
-                f"got {self.actions[wrong][0]} ({wrong.sum()} such places)"
-            )
-        if self.propensities is not None:
-            check_propensities(self.propensities)
+        check_logs(self)
 
     @classmethod
     def from_arrays(
@@ -94,23 +80,23 @@ class Logs:
         """Logs from your own numbers.
 
         Args:
-            observations: At the decision, `[n, observations]`.
-            actions: Whole numbers, `[n, horizon]`; `[n]` for one step.
-            features: Of every step, `[n, horizon, features]`.
-            num_actions: Candidate actions; those that occur by default.
-            candidate_actions: Their controls, `[actions, controls]`; their numbers by default.
-            propensities: Probabilities of the candidate actions at the decision, `[n, actions]`,
-                or `[actions]` where they are the same for all.
-            groups: Whole numbers `[n]`; rows of one episode share a number, so that none of them
-                is judged by what was learned from the others.
-            continuation: Law of the later actions: `uniform`, probabilities, or a name for a
-                behaviour that sees the state and is estimated where it is needed.
-            discount: Of the outcome.
-            observation_names: `obs_0`, ... by default.
-            feature_names: `feature_0`, ... by default.
-            features_are_next_observation: The features of a step are the observation of the next
-                state and share its names; giving both the same names says the same.
-            world: The identity of the world, where branches of it are to calibrate a model.
+            observations: Observation at each decision, `[n, observations]`.
+            actions: Numbers of the candidate actions taken, `[n, horizon]`, or `[n]` for one step.
+            features: Features of every step, `[n, horizon, features]`.
+            num_actions: Number of candidate actions; by default those that occur.
+            candidate_actions: Their controls, `[actions, controls]`; by default their numbers.
+            propensities: Probabilities of the candidate actions at each decision, `[n, actions]`,
+                or `[actions]` if all decisions share them; estimated by default.
+            groups: Episode number of each row, `[n]`. Rows of one episode stay together when data
+                are split, so that no model is tested on an episode it learned from.
+            continuation: Law of the later actions: `uniform`, one probability per candidate
+                action, or a name for a behaviour that depends on the state and is estimated.
+            discount: Discount factor of the outcome.
+            observation_names: Names of the observations; `obs_0`, ... by default.
+            feature_names: Names of the features; `feature_0`, ... by default.
+            features_are_next_observation: Whether the features of a step are the observation of
+                the next state; they then share its names. Giving both the same names says the same.
+            world: Identity of the world, needed to calibrate a model with branches of that world.
 
         >>> rng = np.random.default_rng(0)
         >>> actions = rng.integers(2, size=(6, 1))
@@ -118,19 +104,16 @@ class Logs:
         Logs(logs, 6 trajectories of 1 steps, 2 actions, discount 0.95, propensities unknown)
         """
         observations = np.asarray(observations, float)
-        actions = whole("actions", stacked("actions", actions))
-        features = np.asarray(stacked("features", features), float)
+        actions = integers("actions", equal_steps("actions", actions))
         actions = actions[:, None] if actions.ndim == 1 else actions
-        if observations.ndim != 2 or features.ndim != 3 or actions.ndim != 2:
-            raise ValueError(
-                "logs need observations [n, observations], actions [n, horizon] and features "
-                f"[n, horizon, features]; got {list(observations.shape)}, {list(actions.shape)} "
-                f"and {list(features.shape)}"
-            )
-        candidates = check_candidates(actions, num_actions, candidate_actions)
-        law = check_law(continuation, len(candidates))
+        features = np.asarray(equal_steps("features", features), float)
+        check_axes(observations=observations, actions=actions, features=features)
+        candidates = candidate_rows(actions, num_actions, candidate_actions)
+        law = Continuation.of(continuation)
+        if law.open_loop:
+            law.probabilities(len(candidates))  # raises if they do not fit
         if propensities is not None:
-            propensities = full_propensities(propensities, len(observations), len(candidates))
+            propensities = propensity_rows(propensities, len(observations), len(candidates))
         if observation_names is None:
             observation_names = [f"obs_{i}" for i in range(observations.shape[1])]
         if feature_names is None:
@@ -138,8 +121,8 @@ class Logs:
             feature_names = observation_names if features_are_next_observation else plain
         if features_are_next_observation and list(feature_names) != list(observation_names):
             raise ValueError(
-                "features that are the next observation have its names; got "
-                f"{list(feature_names)} for {list(observation_names)}"
+                "features that are the next observation must share its names, "
+                f"{list(observation_names)}; got {list(feature_names)}"
             )
         return cls(
             observations,
@@ -158,7 +141,7 @@ class Logs:
                 per_step=True,
             ),
             dict(world) if world is not None else {"name": "logs", "kind": "logs"},
-            None if groups is None else whole("groups", np.asarray(groups)),
+            None if groups is None else integers("groups", np.asarray(groups)),
         )
 
     @classmethod
@@ -169,13 +152,13 @@ class Logs:
         propensities: ArrayLike | PropensityFn | None = None,
         rng: np.random.Generator,
     ) -> Logs:
-        """One arm of every family, chosen at random: what an ordinary trajectory would have shown.
+        """Logs with one arm of every family, chosen at random, as an ordinary log would have it.
 
         Args:
-            branches: With all arms and the features of every step; of each family the first draw.
-            propensities: Of the first action: `[actions]`, `[n, actions]` or a function of the
-                observations; uniform by default.
-            rng: Chooses the arms.
+            branches: Branches with all arms and `per_step`; the first draw of each family is used.
+            propensities: Probabilities of the first action, `[actions]` or `[n, actions]`, or a
+                function of the observations that gives them; uniform by default.
+            rng: Random generator that chooses the arms.
         """
         branches.require_all_arms()
         observations, num = branches.observations, len(branches)
@@ -183,18 +166,18 @@ class Logs:
             propensities = propensities(observations)
         if propensities is None:
             propensities = np.full(branches.num_actions, 1 / branches.num_actions)
-        chances = full_propensities(propensities, num, branches.num_actions)
-        check_propensities(chances)
-        first = draw_rows(chances, rng.random(num))
+        rows = propensity_rows(propensities, num, branches.num_actions)
+        check_propensities(rows, num, branches.num_actions)
+        first = draw_actions(rows, rng.random(num))
         steps, later = branches.step_features, branches.continuation[:, 0]
-        rows = np.arange(num)
-        later = later[rows, first if later.shape[1] > 1 else 0]
+        families = np.arange(num)
+        later = later[families, first if later.shape[1] > 1 else 0]
         return cls(
             observations,
             np.concatenate([first[:, None], later], axis=1),
-            steps[rows, 0, first],
+            steps[families, 0, first],
             branches.candidate_actions,
-            chances,
+            rows,
             branches.observation_names,
             branches.feature_names,
             replace(branches.recipe, arms=None, draws=1, states=max(1, num)),
@@ -202,18 +185,77 @@ class Logs:
         )
 
     @classmethod
-    def from_minari(cls, dataset: Any, **settings: Any) -> Logs:
-        """Logs from a Minari data set, or from the name of a local one; see `cqm.logs.sources`."""
-        from cqm.logs.sources import from_minari
+    def from_gymnasium(
+        cls,
+        env: Any,
+        *,
+        trajectories: int,
+        horizon: int,
+        behaviour: BehaviourFn | None = None,
+        candidate_actions: ArrayLike | None = None,
+        stride: int | None = None,
+        discount: float = 0.95,
+        world: World | None = None,
+        seed: int = 0,
+    ) -> Logs:
+        """Record a Gymnasium environment, without cloning it; see `cqm.logs.sources`.
 
-        return from_minari(dataset, **settings)
+        Args:
+            env: An environment, or the id of a registered one.
+            trajectories: Number of windows to record.
+            horizon: Steps per window.
+            behaviour: Function from a flat observation to the probabilities of the candidate
+                actions, which are kept as propensities; uniform by default.
+            candidate_actions: `[actions, controls]`; by default all actions of a Discrete space.
+            stride: Steps between the windows of an episode; by default the horizon, so that they
+                do not overlap.
+            discount: Discount factor of the outcome.
+            world: The same environment as a world, whose branches can then calibrate a model; the
+                logs take its identity and names.
+            seed: Random seed for the environment and the actions.
+        """
+        from cqm.logs.sources import recorded, windows
+
+        law = "uniform" if behaviour is None else "behaviour"
+        with recorded(env, behaviour, candidate_actions, seed) as source:
+            return windows(source, trajectories, horizon, stride, discount, law, world, seed)
 
     @classmethod
-    def from_gymnasium(cls, env: Any, **settings: Any) -> Logs:
-        """Logs recorded from a Gymnasium environment; see `cqm.logs.sources`."""
-        from cqm.logs.sources import from_gymnasium
+    def from_minari(
+        cls,
+        dataset: Any,
+        *,
+        horizon: int,
+        candidate_actions: ArrayLike | None = None,
+        tolerance: float = 1e-6,
+        trajectories: int | None = None,
+        stride: int | None = None,
+        discount: float = 0.95,
+        continuation: str | Sequence[float] = "behaviour",
+        world: World | None = None,
+        seed: int = 0,
+    ) -> Logs:
+        """Logs from a Minari data set, with unknown propensities; see `cqm.logs.sources`.
 
-        return from_gymnasium(env, **settings)
+        Args:
+            dataset: A data set, or the id of a local one.
+            horizon: Steps per window.
+            candidate_actions: `[actions, controls]`; by default all actions of a Discrete space. A
+                logged action belongs to the nearest candidate; one that is further away than the
+                tolerance is an error.
+            tolerance: Largest distance between a logged action and its candidate. With a large
+                tolerance a candidate stands for its neighbourhood, and so does its effect.
+            trajectories: Maximum number of windows; all by default.
+            stride: Steps between the windows of an episode; by default the horizon.
+            discount: Discount factor of the outcome.
+            continuation: Law of the later actions; see `Logs.from_arrays`.
+            world: The same environment as a world; see `Logs.from_gymnasium`.
+            seed: Random seed for the placeholder actions after a termination, which have no effect.
+        """
+        from cqm.logs.sources import read_minari, windows
+
+        source = read_minari(dataset, candidate_actions, tolerance)
+        return windows(source, trajectories, horizon, stride, discount, continuation, world, seed)
 
     def __len__(self) -> int:
         return len(self.observations)
@@ -228,7 +270,7 @@ class Logs:
 
     def __getitem__(self, rows: slice | np.ndarray) -> Logs:
         if not isinstance(rows, slice) and np.ndim(rows) != 1:
-            raise ValueError(f"logs are cut by slices or arrays of rows [rows]; got {rows!r}")
+            raise ValueError(f"logs take slices or arrays of row numbers; got {rows!r}")
         return replace(
             self,
             observations=self.observations[rows],
@@ -239,9 +281,9 @@ class Logs:
         )
 
     def split(self, test: int | float) -> tuple[Logs, Logs]:
-        """A training and a test set of different trajectories; `test` is a number or a share.
+        """Split into training and test trajectories; `test` is a number or a share of them.
 
-        Groups are never torn apart: the test set is then of whole ones, and at least as large.
+        Groups are not divided: the test set then consists of whole groups, and may be larger.
         """
         num = split_size(test, len(self), "trajectories")
         if self.groups is None:
@@ -252,26 +294,27 @@ class Logs:
         chosen = np.isin(number, from_last[: reached.argmax() + 1])
         if chosen.all():
             raise ValueError(
-                f"test must leave groups on both sides of {len(first)}; got {test}, which takes all"
+                f"test must leave some of the {len(first)} groups for each set; got {test}, which "
+                "takes all of them"
             )
         return self[~chosen], self[chosen]
 
     def with_propensities(self, propensities: ArrayLike | None) -> Logs:
-        """The same logs with other propensities, or with none: they will be estimated."""
+        """The same logs with other propensities, or with None to estimate them."""
         if propensities is None:
             return replace(self, propensities=None)
         return replace(
-            self, propensities=full_propensities(propensities, len(self), self.num_actions)
+            self, propensities=propensity_rows(propensities, len(self), self.num_actions)
         )
 
     @property
     def num_actions(self) -> int:
-        """Candidate actions."""
+        """Number of candidate actions."""
         return len(self.candidate_actions)
 
     @property
     def first_actions(self) -> np.ndarray:
-        """The action of each decision, `[n]`."""
+        """Action taken at each decision, `[n]`."""
         return self.actions[:, 0]
 
     @property
@@ -285,13 +328,13 @@ class Logs:
         return self.feature_names == self.observation_names
 
     def coverage(self) -> Coverage:
-        """How often which action was taken where, and what that leaves to learn from."""
+        """Measure how often each action was taken, and where; see `Coverage`."""
         return measure_coverage(
             self.observations, self.first_actions, self.num_actions, self.propensities
         )
 
     def save(self, directory: str | Path) -> None:
-        """Write the logs: arrays, and a description with their checksum; each knows the other."""
+        """Write the arrays and a description; each holds a checksum of the other."""
         directory = Path(directory)
         arrays = {name: getattr(self, name) for name in ("observations", "features")}
         arrays["actions"] = self.actions.astype(np.int16)
@@ -314,12 +357,12 @@ class Logs:
 
     @classmethod
     def load(cls, directory: str | Path) -> Logs:
-        """Logs that `save` wrote, checked against their checksum."""
+        """Load logs that `save` wrote; raises if the files are damaged."""
         directory = Path(directory)
         config = storage.read_json(directory / CONFIG)
         path = directory / ARRAYS
         if config.get("kind") != "logs":
-            raise storage.DamagedFileError(f"{directory / CONFIG} is not of logs")
+            raise storage.DamagedFileError(f"{directory / CONFIG} does not describe logs")
         needed = {"sha256", "world", "recipe", "candidate_actions", "observation_names"}
         missing = sorted((needed | {"feature_names"}) - set(config))
         if missing:
@@ -333,8 +376,8 @@ class Logs:
         arrays, metadata = storage.read_arrays(path)
         if metadata.get("description") != _digest(config):
             raise storage.DamagedFileError(
-                f"{directory / CONFIG} was changed, or {path.name} belongs to other logs; save "
-                "the logs again"
+                f"{directory / CONFIG} was changed, or {path.name} belongs to other logs; "
+                "save the logs again"
             )
         return cls(
             arrays["observations"],
@@ -352,12 +395,3 @@ class Logs:
 
 def _digest(description: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()
-
-
-def draw_rows(chances: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
-    """One index a row of probabilities `[n, actions]`, from uniform numbers `[n]`.
-
-    >>> draw_rows(np.array([[0.2, 0.8], [0.2, 0.8]]), np.array([0.1, 0.3])).tolist()
-    [0, 1]
-    """
-    return (uniforms[:, None] >= np.cumsum(chances, axis=1)[:, :-1]).sum(axis=1)

@@ -1,31 +1,33 @@
-"""Logs from episodes: Gymnasium environments recorded as they run, and Minari data sets.
+"""Sources of logs: Gymnasium environments recorded as they run, and Minari data sets.
 
-Episodes are cut into windows of one length, each a decision and what followed. Features are those
-of `cqm.worlds.gym`: the next observation, the reward, and an indicator of termination. After a
-termination the state is absorbing: zeros, the indicator one.
+Episodes are cut into windows of one length, each a decision and its outcome. Features are those of
+`cqm.worlds.gym`: the next observation, the reward, and an indicator of termination. After a
+termination the state is absorbing: zeros, with the indicator one.
 
-What would have followed a time limit is unknown, so a window must start a whole horizon before it.
-That holds for windows that terminated in time too: kept without those that the limit cuts short,
-they would make late decisions look deadly. Where the limit is unknown it is taken to be the length
-of the longest episode that was truncated; truncation for other reasons cannot be told from it.
+The future after a time limit is unknown, so a window must start at least one horizon before it.
+This also applies to windows that terminated in time: keeping them without those that the limit cuts
+short would make late decisions look deadly. An unknown time limit is taken to be the length of the
+longest truncated episode; truncation for other reasons cannot be distinguished from it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from cqm.logs.dataset import Logs, draw_rows
+from cqm.branches.recipe import draw_actions
+from cqm.logs.dataset import BehaviourFn, Logs
 from cqm.worlds.contract import World
+from cqm.worlds.simulators import sim_extra
 
-PATIENCE = 100  # episodes in a row without a window, after which recording gives up
-BehaviourFn = Callable[[np.ndarray], np.ndarray]  # an observation [d] -> probabilities [actions]
+PATIENCE = 100  # consecutive episodes without a window after which recording gives up
 
 
 @dataclass(frozen=True)
@@ -35,193 +37,128 @@ class Episode:
     observations: np.ndarray  # [T + 1, observations]
     actions: np.ndarray  # [T], candidate actions
     rewards: np.ndarray  # [T]
-    terminated: bool  # whether the last step ended it for good
+    terminated: bool  # whether the last step terminated the episode
     propensities: np.ndarray | None = None  # [T, actions]
 
 
-def from_gymnasium(
-    env: Any,
-    *,
-    trajectories: int,
-    horizon: int,
-    behaviour: BehaviourFn | None = None,
-    candidate_actions: ArrayLike | None = None,
-    stride: int | None = None,
-    discount: float = 0.95,
-    world: World | None = None,
-    seed: int = 0,
-) -> Logs:
-    """Record a Gymnasium environment; nothing of it is cloned.
+@dataclass(frozen=True)
+class Source:
+    """Episodes and the environment they come from."""
 
-    Args:
-        env: An environment, or the id of a registered one.
-        trajectories: Windows to record.
-        horizon: Steps a window.
-        behaviour: Probabilities of the candidate actions for a flat observation; uniform by
-            default. They are kept as propensities.
-        candidate_actions: `[actions, controls]`; all of a Discrete space by default.
-        stride: Steps between windows of an episode; the horizon by default, so that they do
-            not overlap.
-        discount: Of the outcome.
-        world: The same environment as a world, whose branches can then calibrate a model; the logs
-            take its identity and its names.
-        seed: Of the environment and the actions.
-    """
-    import gymnasium
+    name: str
+    episodes: Iterator[Episode]  # recorded while they are read, or read from a data set
+    candidate_actions: np.ndarray  # [actions, controls]
+    time_limit: int | None  # None if unknown
+    endless: bool = False  # whether there is always another episode
+
+
+@contextlib.contextmanager
+def recorded(
+    env: Any, behaviour: BehaviourFn | None, candidate_actions: ArrayLike | None, seed: int
+) -> Iterator[Source]:
+    """Open a Gymnasium environment for recording; see `Logs.from_gymnasium`."""
+    with sim_extra():
+        import gymnasium
 
     owned = isinstance(env, str)
     env = gymnasium.make(env) if owned else env
     try:
         candidates, controls = _candidates(env.action_space, candidate_actions)
         uniform = np.full(len(candidates), 1 / len(candidates))
-        chances_fn = behaviour or (lambda observation: uniform)
-        episodes = _record(env, controls, chances_fn, np.random.default_rng(seed), seed)
+        behaviour = behaviour or (lambda observation: uniform)
+        episodes = _record(env, controls, behaviour, np.random.default_rng(seed), seed)
         name = env.spec.id if env.spec is not None else type(env.unwrapped).__name__
-        return windows(
-            episodes,
-            candidates,
-            trajectories=trajectories,
-            horizon=horizon,
-            stride=stride,
-            discount=discount,
-            continuation="uniform" if behaviour is None else "behaviour",
-            name=name,
-            seed=seed,
-            world=world,
-            limit=None if env.spec is None else env.spec.max_episode_steps,
-            patience=PATIENCE,
-        )
+        limit = None if env.spec is None else env.spec.max_episode_steps
+        yield Source(name, episodes, candidates, limit, endless=True)
     finally:
         if owned:
             env.close()
 
 
-def from_minari(
-    dataset: Any,
-    *,
-    horizon: int,
-    candidate_actions: ArrayLike | None = None,
-    tolerance: float = 1e-6,
-    trajectories: int | None = None,
-    stride: int | None = None,
-    discount: float = 0.95,
-    continuation: str = "behaviour",
-    world: World | None = None,
-    seed: int = 0,
-) -> Logs:
-    """Logs from a Minari data set, whose propensities are unknown.
-
-    Args:
-        dataset: A data set, or the id of a local one.
-        horizon: Steps a window.
-        candidate_actions: `[actions, controls]`; all of a Discrete space by default. A continuous
-            action belongs to the nearest candidate within the tolerance; any other is an error,
-            because it is none of the actions that are compared.
-        tolerance: The largest distance of a logged action from its candidate. A large one makes
-            each candidate stand for a neighbourhood, and the effect is then of the neighbourhood.
-        trajectories: At most so many windows; all by default.
-        stride: Steps between windows of an episode; the horizon by default.
-        discount: Of the outcome.
-        continuation: See `Logs.from_arrays`.
-        world: See `from_gymnasium`.
-        seed: Of what stands for actions after a termination, where they change nothing.
-    """
+def read_minari(dataset: Any, candidate_actions: ArrayLike | None, tolerance: float) -> Source:
+    """Open a Minari data set; see `Logs.from_minari`."""
     if isinstance(dataset, str):
-        dataset = _minari().load_dataset(dataset)
-    candidates, _ = _candidates(dataset.action_space, candidate_actions)
+        try:
+            dataset = importlib.import_module("minari").load_dataset(dataset)
+        except ImportError as error:
+            raise ImportError(
+                "Minari data sets need the extra `logs`: pip install 'cqm[logs]'"
+            ) from error
     from gymnasium import spaces
 
-    space = dataset.observation_space
+    candidates, _ = _candidates(dataset.action_space, candidate_actions)
 
     def episodes() -> Iterator[Episode]:
         for episode in dataset.iterate_episodes():
-            seen = _unstacked(episode.observations, len(episode.rewards) + 1)
+            steps = range(len(episode.rewards) + 1)
+            rows = [_at(episode.observations, t) for t in steps]
             yield Episode(
-                np.array([spaces.flatten(space, row) for row in seen], float),
+                np.array([spaces.flatten(dataset.observation_space, row) for row in rows], float),
                 _nearest(np.asarray(episode.actions), candidates, tolerance),
                 np.asarray(episode.rewards, float),
                 bool(episode.terminations[-1]),
             )
 
-    return windows(
-        episodes(),
-        candidates,
-        trajectories=trajectories,
-        horizon=horizon,
-        stride=stride,
-        discount=discount,
-        continuation=continuation,
-        name=dataset.spec.dataset_id,
-        seed=seed,
-        world=world,
-        limit=None if dataset.env_spec is None else dataset.env_spec.max_episode_steps,
-    )
+    limit = None if dataset.env_spec is None else dataset.env_spec.max_episode_steps
+    return Source(dataset.spec.dataset_id, episodes(), candidates, limit)
 
 
 def windows(
-    episodes: Iterable[Episode],
-    candidates: np.ndarray,
-    *,
+    source: Source,
     trajectories: int | None,
     horizon: int,
     stride: int | None,
     discount: float,
-    continuation: str,
-    name: str,
+    continuation: str | Sequence[float],
+    world: World | None,
     seed: int,
-    world: World | None = None,
-    limit: int | None = None,
-    patience: int | None = None,
 ) -> Logs:
-    """Windows of episodes as logs; see `from_gymnasium` for the arguments.
-
-    `limit` is the time limit where it is known. So many episodes in a row as `patience` says, none
-    with a window, are an error, because episodes that are recorded never end.
-    """
+    """Cut episodes into windows; see `Logs.from_gymnasium` for the arguments."""
+    name, candidates, limit = source.name, source.candidate_actions, source.time_limit
     for what, value in (("horizon", horizon), ("stride", stride), ("trajectories", trajectories)):
         if value is not None and value < 1:
             raise ValueError(f"{what} must be at least 1; got {value}")
     if limit is not None and limit < horizon:
-        raise ValueError(f"a window of {horizon} steps is longer than {name}'s limit of {limit}")
+        raise ValueError(
+            f"a window of {horizon} steps is longer than the time limit of {name}, {limit} steps"
+        )
     step, seen, counts = stride or horizon, list[Episode](), Counter[int]()
     latest, truncated, found, idle = np.inf, 0, 0, 0
-    for episode in episodes:
+    for episode in source.episodes:
         seen.append(episode)
-        counts.update(_begins(episode, horizon, step))
+        counts.update(_starts(episode, horizon, step))
         if not episode.terminated:
             truncated = max(truncated, len(episode.actions))
         latest = (limit or truncated or np.inf) - horizon
-        before, found = found, sum(num for begin, num in counts.items() if begin <= latest)
+        before, found = found, sum(num for start, num in counts.items() if start <= latest)
         if trajectories is not None and found >= trajectories:
             break
         idle = 0 if found > before else idle + 1
-        if idle == patience:
+        if source.endless and idle == PATIENCE:
             raise ValueError(
-                f"{patience} episodes of {name} in a row have no window of {horizon} steps; the "
-                f"longest of them has {_longest(seen[-idle:])}, and the longest that was "
-                f"truncated {truncated}"
+                f"{PATIENCE} consecutive episodes of {name} have no window of {horizon} steps; "
+                f"{_lengths(seen[-idle:], truncated)}"
             )
-    places = [(i, b) for i, e in enumerate(seen) for b in _begins(e, horizon, step) if b <= latest]
+    places = [(i, s) for i, e in enumerate(seen) for s in _starts(e, horizon, step) if s <= latest]
     if not places:
         raise ValueError(
-            f"no episode of {name} has a window of {horizon} steps; the longest has "
-            f"{_longest(seen)}, and the longest that was truncated {truncated}"
+            f"no episode of {name} has a window of {horizon} steps; {_lengths(seen, truncated)}"
         )
-    places, rng = places[:trajectories], np.random.default_rng(seed)
-    cut = [_window(seen[i], begin, horizon, len(candidates), rng) for i, begin in places]
-    chances = [p[begin] for i, begin in places if (p := seen[i].propensities) is not None]
-    names = [f"obs_{i}" for i in range(seen[0].observations.shape[1])]
     if world is not None and not np.array_equal(world.candidate_actions, candidates):
         raise ValueError(
-            f"the world's candidate actions are {world.candidate_actions.tolist()}; the logs have "
-            f"{candidates.tolist()}; give the same to both"
+            "the world and the logs must have the same candidate actions; got "
+            f"{world.candidate_actions.tolist()} and {candidates.tolist()}"
         )
+    places, rng = places[:trajectories], np.random.default_rng(seed)
+    cut = [_window(seen[i], start, horizon, len(candidates), rng) for i, start in places]
+    propensities = [p[start] for i, start in places if (p := seen[i].propensities) is not None]
+    names = [f"obs_{i}" for i in range(seen[0].observations.shape[1])]
     return Logs.from_arrays(
-        np.stack([np.append(seen[i].observations[begin], 0.0) for i, begin in places]),
+        np.stack([np.append(seen[i].observations[start], 0.0) for i, start in places]),
         np.stack([actions for actions, _ in cut]),
         np.stack([features for _, features in cut]),
         candidate_actions=candidates,
-        propensities=np.stack(chances) if len(chances) == len(places) else None,
+        propensities=np.stack(propensities) if len(propensities) == len(places) else None,
         groups=[i for i, _ in places],
         continuation=continuation,
         discount=discount,
@@ -231,36 +168,38 @@ def windows(
     )
 
 
-def _begins(episode: Episode, horizon: int, step: int) -> range:
-    """Where windows of an episode begin whose outcome is known."""
+def _starts(episode: Episode, horizon: int, step: int) -> range:
+    """Starts of the windows of an episode whose outcome is known."""
     length = len(episode.actions)
     return range(0, length if episode.terminated else length - horizon + 1, step)
 
 
 def _window(
-    episode: Episode, begin: int, horizon: int, num_actions: int, rng: np.random.Generator
+    episode: Episode, start: int, horizon: int, num_actions: int, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Actions `[horizon]`, arbitrary ones after a termination, and features of a window."""
+    """Actions `[horizon]`, random ones after a termination, and features of a window."""
     length, width = len(episode.actions), episode.observations.shape[1]
-    stop = min(begin + horizon, length)
+    stop = min(start + horizon, length)
     features = np.zeros((horizon, width + 2))
-    features[: stop - begin, :width] = episode.observations[begin + 1 : stop + 1]
-    features[: stop - begin, width] = episode.rewards[begin:stop]
+    features[: stop - start, :width] = episode.observations[start + 1 : stop + 1]
+    features[: stop - start, width] = episode.rewards[start:stop]
     if episode.terminated:  # from the last step on
-        features[length - 1 - begin :, width + 1] = 1
+        features[length - 1 - start :, width + 1] = 1
     actions = rng.integers(num_actions, size=horizon)
-    actions[: stop - begin] = episode.actions[begin:stop]
+    actions[: stop - start] = episode.actions[start:stop]
     return actions, features
 
 
-def _longest(episodes: list[Episode]) -> int:
-    return max((len(episode.actions) for episode in episodes), default=0)
+def _lengths(episodes: list[Episode], truncated: int) -> str:
+    """Lengths of the longest episode and of the longest truncated one, in words."""
+    longest = max((len(episode.actions) for episode in episodes), default=0)
+    return f"the longest has {longest} steps, the longest truncated one {truncated}"
 
 
 def _record(
     env: Any,
     controls: list[Any],
-    chances_fn: BehaviourFn,
+    behaviour: BehaviourFn,
     rng: np.random.Generator,
     seed: int,
 ) -> Iterator[Episode]:
@@ -271,22 +210,22 @@ def _record(
         observation, _ = env.reset(seed=seed)
         seed, done = int(rng.integers(2**31)), False
         seen = [np.asarray(spaces.flatten(env.observation_space, observation), float)]
-        actions, rewards, chances = list[int](), list[float](), list[np.ndarray]()
+        actions, rewards, propensities = list[int](), list[float](), list[np.ndarray]()
         terminated = False
         while not done:
-            chances.append(np.asarray(chances_fn(seen[-1]), float))
-            actions.append(int(draw_rows(chances[-1][None], rng.random(1))[0]))
+            propensities.append(np.asarray(behaviour(seen[-1]), float))
+            actions.append(int(draw_actions(propensities[-1][None], rng.random(1))[0]))
             observation, reward, terminated, truncated, _ = env.step(controls[actions[-1]])
             seen.append(np.asarray(spaces.flatten(env.observation_space, observation), float))
             rewards.append(float(reward))
             done = terminated or truncated
         yield Episode(
-            np.stack(seen), np.array(actions), np.array(rewards), terminated, np.stack(chances)
+            np.stack(seen), np.array(actions), np.array(rewards), terminated, np.stack(propensities)
         )
 
 
 def _candidates(space: Any, given: ArrayLike | None) -> tuple[np.ndarray, list[Any]]:
-    """Candidate actions `[actions, controls]`, and as what the environment takes."""
+    """Candidate actions `[actions, controls]`, and the same as the environment takes them."""
     from gymnasium import spaces
 
     if isinstance(space, spaces.Discrete):
@@ -297,8 +236,8 @@ def _candidates(space: Any, given: ArrayLike | None) -> tuple[np.ndarray, list[A
         raise ValueError(f"unsupported action space {space}; allowed: Discrete, Box")
     if given is None:
         raise ValueError(
-            f"the actions of {space} are continuous; give candidate_actions [actions, controls] to "
-            "say which of them are compared"
+            f"the actions of {space} are continuous; give candidate_actions [actions, controls], "
+            "the actions to compare"
         )
     candidates = np.asarray(given, float)
     if candidates.ndim != 2 or candidates.shape[1] != int(np.prod(space.shape)):
@@ -310,38 +249,25 @@ def _candidates(space: Any, given: ArrayLike | None) -> tuple[np.ndarray, list[A
 
 
 def _nearest(actions: np.ndarray, candidates: np.ndarray, tolerance: float) -> np.ndarray:
-    """The candidate of each action, `[n]`."""
+    """Candidate of each action, `[n]`."""
     flat = actions.reshape(len(actions), -1).astype(float)
     distances = np.linalg.norm(flat[:, None] - candidates, axis=-1)
-    far = distances.min(axis=1) > tolerance
+    nearest = distances.min(axis=1)
+    far = nearest > tolerance
     if far.any():
         raise ValueError(
-            f"{far.sum()} of {len(far)} logged actions of an episode are none of the "
-            f"{len(candidates)} candidates, the first {flat[far][0].tolist()} at a distance of "
-            f"{distances.min(axis=1)[far][0]:.3g}; give other candidate_actions or a larger "
-            f"tolerance than {tolerance:g}"
+            f"{far.sum()} of the {len(far)} logged actions of an episode are further than "
+            f"{tolerance:g} from all {len(candidates)} candidate actions, the first, "
+            f"{flat[far][0].tolist()}, by {nearest[far][0]:.3g}; give other candidate_actions or a "
+            "larger tolerance"
         )
     return distances.argmin(axis=1)
 
 
-def _unstacked(observations: Any, length: int) -> Iterator[Any]:
-    """The observations of an episode one by one, also where they are dictionaries or tuples."""
-    for t in range(length):
-        yield _at(observations, t)
-
-
-def _at(values: Any, t: int) -> Any:
-    if isinstance(values, dict):
-        return {key: _at(part, t) for key, part in values.items()}
-    if isinstance(values, tuple):
-        return tuple(_at(part, t) for part in values)
-    return values[t]
-
-
-def _minari() -> Any:
-    try:
-        return importlib.import_module("minari")
-    except ImportError as error:
-        raise ImportError(
-            "reading Minari data sets needs the extra `logs`: pip install 'cqm[logs]'"
-        ) from error
+def _at(observations: Any, t: int) -> Any:
+    """The observation at one time, also of dictionaries and tuples of arrays."""
+    if isinstance(observations, dict):
+        return {key: _at(part, t) for key, part in observations.items()}
+    if isinstance(observations, tuple):
+        return tuple(_at(part, t) for part in observations)
+    return observations[t]

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cqm.logs.dataset import Logs, draw_rows
+from cqm.branches.recipe import draw_actions
+from cqm.logs.dataset import Logs
 from cqm.measures import FiniteMDP, effect_measure, project, successor_measure
 
 DISCOUNT, HORIZON = 0.9, 4
@@ -38,8 +39,8 @@ class Problem:
         state = start = rng.integers(self.mdp.num_states, size=num)
         actions, features = [], []
         for _ in range(HORIZON):
-            action = draw_rows(self.mdp.policy[state], rng.random(num))
-            state = draw_rows(laws[state * self.mdp.num_actions + action], rng.random(num))
+            action = draw_actions(self.mdp.policy[state], rng.random(num))
+            state = draw_actions(laws[state * self.mdp.num_actions + action], rng.random(num))
             actions.append(action)
             features.append(self.features[state])
         known = self.mdp.policy[start] if propensities == "known" else None

@@ -20,13 +20,13 @@ import numpy as np
 
 import cqm
 from cqm.branches.dataset import Branches
-from cqm.branches.recipe import Policy
+from cqm.branches.recipe import Policy, draw_actions
 from cqm.decisions import advantage
 from cqm.experiments import metrics
 from cqm.experiments.protocol import DOMAINS, preset
 from cqm.experiments.results import COLUMNS, with_current_names, write_csv
 from cqm.experiments.runner import JobKey, Study, filled
-from cqm.logs.dataset import Logs, draw_rows
+from cqm.logs.dataset import Logs
 from cqm.models.effect import EffectModel
 from cqm.models.estimator import Estimator
 from cqm.models.hindsight import HindsightModel
@@ -195,7 +195,7 @@ def study_logs(
     if propensities_fn is not None:
         continuation = Policy(
             "state",
-            lambda observations, uniforms: draw_rows(propensities_fn(observations), uniforms),
+            lambda observations, uniforms: draw_actions(propensities_fn(observations), uniforms),
         )
 
     def collected(name: str, **recipe: Any) -> Branches:

@@ -1,0 +1,82 @@
+"""Coverage: what it finds in logs that lack overlap, and what it accepts."""
+
+import numpy as np
+import pytest
+from support.logs import arrays
+
+from cqm.logs.dataset import Logs
+
+
+def test_even_choices_are_covered():
+    coverage = Logs.from_arrays(**arrays(num=2000), propensities=[0.5, 0.5]).coverage()
+    assert coverage.problems == []
+    coverage.check()
+    np.testing.assert_allclose(coverage.frequencies, 0.5, atol=0.05)
+    assert coverage.regions.shape == (20, 2)
+    assert (coverage.effective_sample_sizes > 900).all()
+    assert "no problems found" in str(coverage)
+
+
+def test_actions_that_depend_on_the_state_lack_overlap():
+    given = arrays(num=2000)
+    given["actions"][:, 0] = given["observations"][:, 0] > 0  # one action on either side
+    coverage = Logs.from_arrays(**given).coverage()
+    assert coverage.regions.min() == 0
+    with pytest.warns(UserWarning, match=r"action \d is 0.00% of \d+ decisions in region"):
+        coverage.check()
+
+
+@pytest.mark.parametrize("propensities", [None, [0.5, 0.5]])
+def test_a_lack_of_overlap_that_no_line_shows(propensities):
+    given = arrays(num=2000)
+    given["observations"] = np.random.default_rng(1).normal(size=(2000, 7))
+    given["actions"][:, 0] = np.abs(given["observations"][:, 6]) > 0.67
+    coverage = Logs.from_arrays(**given, propensities=propensities).coverage()
+    assert coverage.regions.min() == 0
+    with pytest.warns(UserWarning, match=r"action \d is 0.00% of 100 decisions in region 0"):
+        coverage.check()
+    told = "where its propensity is 50.00%" in " ".join(coverage.problems)
+    assert told == (propensities is not None)
+    if propensities is None:
+        assert coverage.smallest_propensity == 0
+
+
+def test_propensities_that_contradict_the_actions():
+    rng, given = np.random.default_rng(2), arrays(num=2000)
+    given["actions"][:, 0] = rng.random(2000) < 0.9
+    right = Logs.from_arrays(**given, propensities=[0.1, 0.9])
+    assert right.coverage().problems == []
+    swapped = right.with_propensities([0.9, 0.1]).coverage()
+    assert any("of 2000 decisions, where its propensity is" in p for p in swapped.problems)
+    # On average they are right, but not where the first observation is large.
+    propensities = np.where(given["observations"][:, :1] > 0, [[0.3, 0.7]], [[0.7, 0.3]])
+    given["actions"][:, 0] = rng.random(2000) < propensities[:, 0]
+    turned = Logs.from_arrays(**given, propensities=propensities).coverage()
+    assert turned.frequencies[0] == pytest.approx(propensities[:, 0].mean(), abs=0.05)
+    assert any("in region" in p and "where its propensity is" in p for p in turned.problems)
+
+
+def test_nothing_observed_is_one_region():
+    given = {**arrays(num=2000), "observations": np.empty((2000, 0))}
+    coverage = Logs.from_arrays(**given).coverage()
+    assert coverage.regions.shape == (1, 2)
+    assert coverage.problems == [
+        "all observations are the same, so effects cannot depend on the state"
+    ]
+
+
+def test_rare_propensities_leave_a_small_sample():
+    given = arrays(num=2000)
+    propensities = np.tile([0.5, 0.5], (2000, 1))
+    propensities[:20] = [0.999, 0.001]
+    given["actions"][:20, 0] = 1
+    coverage = Logs.from_arrays(**given, propensities=propensities).coverage()
+    assert coverage.effective_sample_sizes[1] < 40 < coverage.effective_sample_sizes[0]
+    with pytest.warns(UserWarning, match="action 1 has an effective sample size of"):
+        coverage.check()
+
+
+def test_an_action_that_never_occurs_is_an_error():
+    coverage = Logs.from_arrays(**arrays(), num_actions=3).coverage()
+    with pytest.raises(ValueError, match=r"actions \[2\] never occur among 300 decisions"):
+        coverage.check()
