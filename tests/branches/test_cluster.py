@@ -67,7 +67,7 @@ def begun(directory, node="*"):
 
 @pytest.fixture
 def small_shards(monkeypatch):
-    """One block a shard."""
+    """One block per shard."""
     monkeypatch.setattr(collection, "SHARD_BYTES", 0)
 
 

@@ -40,7 +40,7 @@ def swingup_world():
 
 @pytest.fixture
 def small_shards(monkeypatch):
-    """One block a shard."""
+    """One block per shard."""
     monkeypatch.setattr(collection, "SHARD_BYTES", 0)
 
 

@@ -1,5 +1,3 @@
-import dataclasses
-import json
 from collections import Counter
 
 import numpy as np
@@ -8,11 +6,10 @@ import pytest
 import cqm
 from cqm.branches import collect as collection
 from cqm.branches.dataset import combine
-from cqm.branches.recipe import Recipe
 from cqm.worlds.function import FunctionWorld
 from cqm.worlds.nuisance import Nuisance, NuisanceWorld
 
-# Worlds that fail are what is tested here; test_collection.py has the warning.
+# Worlds that fail are what is tested here; test_collect.py has the warning.
 pytestmark = pytest.mark.filterwarnings("ignore::cqm.branches.collect.DroppedWarning")
 
 ACTIONS = [[0.0, 0.0], [1.0, 0.0], [0.0, -1.0]]
@@ -45,7 +42,7 @@ def mixed(world, **changes):
 def collect(world, *, small=True, **settings):
     with pytest.MonkeyPatch.context() as patch:
         if small:
-            patch.setattr(collection, "SHARD_BYTES", 0)  # one block a shard
+            patch.setattr(collection, "SHARD_BYTES", 0)  # one block per shard
         return cqm.collect(world, threads=1, **({"states": 20, "horizon": 4} | settings))
 
 
@@ -430,63 +427,6 @@ def test_continuations_follow_their_law():
     uniform = collect(plane_world(), states=2000, horizon=6).continuation
     shares = np.bincount(uniform.ravel(), minlength=3) / uniform.size
     np.testing.assert_allclose(shares, [1 / 3] * 3, atol=4 * np.sqrt(2 / 9 / 10_000))
-
-
-def test_discounted_sums_one_step_after_the_other():
-    steps = np.array([[[1.0, 10.0], [2.0, 20.0], [4.0, 40.0]]])
-    assert Recipe(horizon=3, discount=0.5).discounted(steps).tolist() == [[3.0, 30.0]]
-    rng = np.random.default_rng(0)
-    steps, recipe = rng.standard_normal((50, 7, 3)), Recipe(horizon=7, discount=0.9)
-    whole = recipe.discounted(steps)
-    for row in range(50):
-        np.testing.assert_array_equal(recipe.discounted(steps[row : row + 1])[0], whole[row])
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"states": 0}, "states must be .*at least 1; got 0"),
-        ({"horizon": 0}, "horizon must be .*at least 1; got 0"),
-        ({"draws": -1}, "draws must be .*at least 1; got -1"),
-        ({"discount": 1.01}, r"discount must be in \[0, 1\]; got 1.01"),
-        ({"discount": -0.1}, r"discount must be in \[0, 1\]; got -0.1"),
-        ({"discount": float("nan")}, r"discount must be in \[0, 1\]; got nan"),
-        ({"warmup": (3, 2)}, r"0 <= minimum <= maximum; got \(3, 2\)"),
-        ({"warmup": (-1, 2)}, r"0 <= minimum <= maximum; got \(-1, 2\)"),
-        ({"warmup": (1, 2, 3)}, r"warmup must be \(minimum, maximum\).*got \(1, 2, 3\)"),
-        ({"seed": -1}, "seed must be .*got -1"),
-        ({"states": 2.5}, "states must be .*got 2.5"),
-        ({"states": "many"}, "states must be .*got 'many'"),
-        ({"horizon": 2.0}, "horizon must be .*got 2.0"),
-        ({"seed": 1.5}, "seed must .*got 1.5"),
-        ({"seed": None}, "seed must .*got None"),
-        ({"discount": "high"}, r"discount must be in \[0, 1\]; got 'high'"),
-    ],
-)
-def test_a_recipe_is_checked(changes, message):
-    with pytest.raises(ValueError, match=message):
-        Recipe(**changes)
-
-
-def test_a_recipe_round_trips_through_json():
-    recipe = Recipe(
-        states=7, arms=((0, 1), (1, 2)), warmup=(1, 4), continuation=(0.25, 0.25, 0.5), seed=3
-    )
-    stored = json.loads(json.dumps(recipe.to_json()))
-    assert stored["arms"] == [[0, 1], [1, 2]]
-    assert Recipe.from_json(stored) == recipe
-    assert Recipe.from_json(Recipe().to_json()) == Recipe()
-
-
-def test_a_recipe_cannot_be_changed():
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        Recipe().seed = 3
-
-
-def test_discounts():
-    assert Recipe(horizon=4, discount=0.5).discounts.tolist() == [1.0, 0.5, 0.25, 0.125]
-    assert Recipe(horizon=3, discount=0.0).discounts.tolist() == [1.0, 0.0, 0.0]
-    assert Recipe(horizon=3, discount=1.0).discounts.tolist() == [1.0, 1.0, 1.0]
 
 
 def test_memory_and_disk_hold_the_same(tmp_path):

@@ -33,7 +33,7 @@ def make_world():
 
 def collect(directory, **changes):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(collection, "SHARD_BYTES", 0)  # one block a shard
+        patch.setattr(collection, "SHARD_BYTES", 0)  # one block per shard
         settings = dict(states=3 * 256, horizon=3, seed=4) | changes
         return cqm.collect(make_world(), out=directory, threads=1, **settings)
 

@@ -6,13 +6,13 @@ import pytest
 
 import cqm
 from cqm.branches.collect import plan_collection
-from cqm.branches.recipe import Continuation, Policy, Recipe
+from cqm.branches.recipe import Policy, Recipe
 from cqm.branches.simulate import simulate_block, stream
 from cqm.worlds.contract import Rollout, Status, World, num_states
 from cqm.worlds.function import FunctionWorld
 from cqm.worlds.nuisance import Nuisance, NuisanceWorld
 
-# Worlds that fail are what is tested here; test_collection.py has the warning.
+# Worlds that fail are what is tested here; test_collect.py has the warning.
 pytestmark = pytest.mark.filterwarnings("ignore::cqm.branches.collect.DroppedWarning")
 
 ACTIONS = [[0.0, 0.0], [1.0, 0.5], [-0.5, -1.0]]
@@ -512,17 +512,6 @@ def test_noise_of_any_shape_reaches_the_world():
     gusts = branches.array("noise")[..., 1, 2]  # [n, draws, horizon]
     first = branches.observations[:, None] + pushes + gusts[:, :, :1]
     np.testing.assert_allclose(branches.first_features[..., 0], first, rtol=1e-12)
-
-
-def test_actions_of_no_probability_are_never_drawn():
-    uniforms = np.array([0.0, 0.25, 0.5, 1 - 2**-53])
-    for law, expected in (
-        ((0.0, 0.5, 0.5), [1, 1, 2, 2]),
-        ((0.5, 0.0, 0.5), [0, 0, 2, 2]),
-        ((0.5, 0.5, 0.0), [0, 0, 1, 1]),
-        ("uniform", [0, 0, 1, 2]),
-    ):
-        assert Continuation.of(law).draw(uniforms, 3).tolist() == expected
 
 
 @pytest.mark.parametrize("draws", [1, 2])
