@@ -1,16 +1,16 @@
-"""Which replenishment changes what? A multi-product inventory under correlated demand.
+"""The effects of replenishment orders: a multi-product inventory under correlated demand.
 
-Four products share a warehouse. Each period the manager names order-up-to levels; what is missing
-from the inventory position (on hand plus on order) is ordered, cut back in proportion if the
-warehouse would overflow, and arrives one period later. Demand that cannot be served from stock is
-lost. Demand is log-normal: a factor common to all products and one factor for each, all AR(1)
-processes that no order can influence.
+Four products share a warehouse. Each period the manager chooses order-up-to levels. The difference
+between each level and the inventory position (on hand plus on order) is ordered, reduced
+proportionally if the warehouse would overflow, and arrives one period later. Demand that cannot be
+served from stock is lost. Demand is log-normal, driven by one factor common to all products and one
+factor per product. The factors are AR(1) processes that orders cannot influence.
 
-The demand path dominates what a branch looks like, so two branches that differ in their first
-order differ mostly by luck unless they are driven by the *same* demand: the common random numbers
-of simulation practice. Branches that share demand and later orders are paired; their difference
-is the effect of the first order alone. The script checks that the simulator can be branched,
-then shows the effects, and how much smaller the variance of a paired contrast is.
+Demand dominates the outcome of a branch, so two branches with different first orders differ mostly
+by chance unless the *same* demand drives both; simulation practice calls this common random
+numbers. Paired branches share the demand and all later orders, so their difference is the effect of
+the first order alone. The script checks that the simulator can be branched, then prints the effects
+and the variance of a paired contrast relative to that of an independent one.
 
     python examples/inventory.py
 """
@@ -26,10 +26,10 @@ from cqm.worlds.function import FunctionWorld
 PRODUCTS = ("bread", "milk", "fruit", "fish")
 MEAN_DEMAND = np.array([40.0, 30.0, 20.0, 10.0])
 UNIT_COST = np.array([1.0, 1.2, 2.0, 5.0])
-FIXED_COST = 15.0  # for each product ordered
-HOLDING_COST = 0.1 * UNIT_COST  # for each unit and period
+FIXED_COST = 15.0  # per order and product
+HOLDING_COST = 0.1 * UNIT_COST  # per unit and period
 CAPACITY = 220.0  # units on hand and on order
-PERSISTENCE = 0.7  # of the demand factors, from one period to the next
+PERSISTENCE = 0.7  # autocorrelation of the demand factors
 COMMON_SPREAD, PRODUCT_SPREAD = 0.4, 0.2  # standard deviations of log demand
 
 ACTIONS = {  # order-up-to levels
@@ -50,7 +50,7 @@ TOTALS = ("stock", "sales", "lost", "ordering", "holding")
 
 
 def initial(num, rng):
-    """Anything from nearly empty to a period's demand on hand, and as much on its way."""
+    """Uniform stock from zero to one period's mean demand, and independently as much on order."""
     return {
         "stock": MEAN_DEMAND * rng.uniform(0.0, 1.0, (num, 4)),
         "on_order": MEAN_DEMAND * rng.uniform(0.0, 1.0, (num, 4)),
@@ -58,8 +58,8 @@ def initial(num, rng):
 
 
 def sample_demand(num, horizon, rng):
-    """Correlated log-normal demand `[num, horizon, products]`, started in its steady state."""
-    factors = np.empty((num, horizon, 5))  # the common one first
+    """Correlated log-normal demand `[num, horizon, products]` from its stationary distribution."""
+    factors = np.empty((num, horizon, 5))  # the common factor first
     factors[:, 0] = rng.standard_normal((num, 5))
     for t in range(1, horizon):
         shock = rng.standard_normal((num, 5))
@@ -69,7 +69,7 @@ def sample_demand(num, horizon, rng):
 
 
 def step(state, level, demand):
-    """Order up to the level, receive what was on order, serve demand."""
+    """Order up to the level, receive the previous order and serve demand."""
     position = state["stock"] + state["on_order"]
     order = np.maximum(level - position, 0.0)
     room = CAPACITY - position.sum(axis=1, keepdims=True)
@@ -79,7 +79,7 @@ def step(state, level, demand):
 
 
 def features(state, level, demand, following):
-    """What the period did, as `FEATURES`; a later query puts prices on it."""
+    """The `FEATURES` of one period; a query later puts prices on them."""
     sales = state["stock"] + state["on_order"] - following["stock"]
     order = following["on_order"]
     order_cost = order @ UNIT_COST + FIXED_COST * (order > 0).sum(axis=1)
@@ -102,10 +102,10 @@ def make_world() -> FunctionWorld:
 
 
 def contrasts(world, state, rng, *, paired, draws=400, horizon=12, discount=0.95):
-    """Discounted features of each action minus those of ordering nothing.
+    """Discounted features of each action minus those of "order nothing".
 
-    Paired branches share the demand and the orders after the first; independent ones do not.
-    Returns `[draws, actions - 1, features]`.
+    Paired branches share the demand and all orders after the first; independent branches do not.
+    Returns an array `[draws, actions - 1, features]`.
     """
     arms = len(world.candidate_actions)
     shape = (draws, 1 if paired else arms, horizon)
@@ -125,7 +125,7 @@ def contrasts(world, state, rng, *, paired, draws=400, horizon=12, discount=0.95
 
 
 def totals(values):
-    """Stock, sales and lost sales summed over the products, then the two costs."""
+    """Stock, sales and lost sales, each summed over the products, and the two costs."""
     groups = np.split(values, [4, 8, 12, 13], axis=-1)
     return np.stack([group.sum(axis=-1) for group in groups], axis=-1)
 
@@ -134,9 +134,9 @@ def main() -> None:
     """Check the world, then compare paired with independent branches at a few states."""
     world = make_world()
     print(check_world(world), "\n")
-    print("Effect of the first order, against ordering nothing, on totals over the products;")
-    print("12 periods at discount 0.95. Last column: variance of a paired contrast as a share")
-    print("of that of an independent one, averaged over the five totals.")
+    print("Effect of the first order, compared with ordering nothing, on totals over the products,")
+    print("for 12 periods at discount 0.95. Last column: variance of a paired contrast relative to")
+    print("that of an independent one, averaged over the five totals.")
     rng = np.random.default_rng(0)
     for _ in range(3):
         state = world.reset(1, rng)

@@ -1,12 +1,9 @@
-from . import actions as actions
 from . import check as check
 from . import cloning as cloning
 from . import contract as contract
 from . import features as features
 from . import function as function
 from . import gym as gym
-from . import identity as identity
-from . import loading as loading
 from . import mujoco as mujoco
 from . import nuisance as nuisance
 from . import suite as suite

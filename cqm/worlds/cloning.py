@@ -176,16 +176,13 @@ class StateMethods(InPlace):
         env = self._env.get().unwrapped
         found = [p for p in _METHOD_PAIRS if all(callable(getattr(env, name, None)) for name in p)]
         if not found:
-            pairs = ", ".join(map("/".join, _METHOD_PAIRS))
-            raise ValueError(f"the unwrapped environment has none of the method pairs {pairs}")
+            raise ValueError(f"no method pair among {', '.join(map('/'.join, _METHOD_PAIRS))}")
         self._getter, self._setter = found[0]
 
     def _read(self, env: Env) -> Row:
         state = np.array(getattr(env.unwrapped, self._getter)())
         if state.dtype.kind not in "biuf":
-            raise ValueError(
-                f"{self._getter} must return one numeric array; got dtype {state.dtype}"
-            )
+            raise ValueError(f"{self._getter} must return one numeric array; got {state.dtype}")
         return {"state": state}
 
     def _write(self, env: Env, row: Row) -> None:

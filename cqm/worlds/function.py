@@ -153,10 +153,8 @@ class FunctionWorld(World):
         self, states: States, controls: np.ndarray, noise: np.ndarray, *, final: bool = True
     ) -> Rollout:
         """Roll every state forward, open loop; see `World.rollout`."""
-        num = num_states(states)
-        controls = _shaped(
-            "controls", np.asarray(controls, float), (num, None, len(self.control_low))
-        )
+        num, width = num_states(states), len(self.control_low)
+        controls = _shaped("controls", np.asarray(controls, float), (num, None, width))
         horizon = controls.shape[1]
         noise = _shaped("noise", np.asarray(noise, float), (num, horizon, self._noise_width))
         features = np.full((num, horizon, len(self.feature_names)), np.nan)

@@ -77,9 +77,7 @@ class GymWorld(World):
 
         probe = self._make()
         if callable(env) and self._make().unwrapped is probe.unwrapped:
-            raise ValueError(
-                f"{self._env_name} returned the same environment twice; it must make a new one"
-            )
+            raise ValueError(f"{self._env_name} must return a new environment on every call")
         self._action_space = probe.action_space
         self._flatten = functools.partial(spaces.flatten, probe.observation_space)
         self.continuous = not isinstance(self._action_space, spaces.Discrete)
@@ -203,12 +201,7 @@ class GymWorld(World):
         return {"observation": self._flat(observation), "terminated": False, **row}
 
     def _branch(
-        self,
-        row: Row,
-        actions: np.ndarray,
-        seeds: np.ndarray,
-        features: np.ndarray,
-        final: bool = True,
+        self, row: Row, actions: np.ndarray, seeds: np.ndarray, features: np.ndarray, final: bool
     ) -> tuple[Status, Row]:
         """Roll one state forward into `features`; returns the status and its final state."""
         if not np.all(np.isfinite(row["observation"])):
@@ -283,7 +276,7 @@ class GymWorld(World):
             env.reset(seed=i)
             self._roll(env, actions[i], noise[i], plain[i])
         for i, row in enumerate([self._start(i) for i in range(num)]):
-            self._branch(row, actions[i], noise[i], cloned[i])
+            self._branch(row, actions[i], noise[i], cloned[i], final=True)
         if not np.array_equal(plain, cloned, equal_nan=True):
             return "a rollout differs from stepping a new environment with the same seed"
         report = check_world(self, num=num, horizon=horizon)
@@ -307,9 +300,7 @@ def _observation_names(env: Env) -> list[str]:
 
     space = env.observation_space
     if not space.is_np_flattenable:
-        raise ValueError(
-            f"observation space {space} has no fixed size; allowed: Box, Discrete and Dicts of them"
-        )
+        raise ValueError(f"{space} has no fixed size; allowed: Box, Discrete and Dicts of them")
     structure = getattr(env.unwrapped, "observation_structure", {}) if simulation(env) else {}
     sizes = {key: size for key, size in structure.items() if not key.startswith("skipped")}
     if isinstance(space, spaces.Dict):

@@ -205,9 +205,8 @@ def _model_without_views(name: str) -> mujoco.MjModel:
     """A task's model without its cameras and lights, which MuJoCo would update at every step."""
     from dm_control.mujoco.wrapper import MjModel
 
-    xml, assets = importlib.import_module(
-        f"dm_control.suite.{name.split('-')[0]}"
-    ).get_model_and_assets()
+    domain = importlib.import_module(f"dm_control.suite.{name.split('-')[0]}")
+    xml, assets = domain.get_model_and_assets()
     tree = ElementTree.fromstring(xml)
     for parent in tree.iter():
         for view in [*parent.findall("camera"), *parent.findall("light")]:
@@ -220,12 +219,10 @@ def _episode_fields(environment: Environment) -> list[str]:
     model = environment.physics.model.ptr
     names = [name for name in dir(model) if isinstance(getattr(model, name), np.ndarray)]
     before = {name: getattr(model, name).copy() for name in names}
-    changed = set()
+    changed: set[str] = set()
     for _ in range(4):
         environment.reset()
-        changed |= {
-            name for name in names if not np.array_equal(getattr(model, name), before[name])
-        }
+        changed.update(n for n in names if not np.array_equal(getattr(model, n), before[n]))
     return sorted(changed)
 
 
@@ -257,10 +254,8 @@ def _cartpole_initial(model: mujoco.MjModel, num: int, rng: np.random.Generator)
 
 
 def _cartpole_observation(qpos: np.ndarray, qvel: np.ndarray, extras: Extras) -> np.ndarray:
-    angle = qpos[..., 1]
-    return np.concatenate(
-        [qpos[..., :1], np.stack([np.cos(angle), np.sin(angle)], axis=-1), qvel], axis=-1
-    )
+    cos_and_sin = [np.cos(qpos[..., 1:]), np.sin(qpos[..., 1:])]
+    return np.concatenate([qpos[..., :1], *cos_and_sin, qvel], axis=-1)
 
 
 def _reacher_initial(model: mujoco.MjModel, num: int, rng: np.random.Generator) -> Initial:
@@ -301,14 +296,8 @@ def _walker_observation(qpos: np.ndarray, qvel: np.ndarray, extras: Extras) -> n
     observation = np.empty((*qpos.shape[:-1], 24))
     # The leg joints rotate about −y, the torso about y.
     torso = qpos[..., 2:3]
-    angles = np.concatenate(
-        [
-            torso,
-            torso - np.cumsum(qpos[..., 3:6], axis=-1),
-            torso - np.cumsum(qpos[..., 6:9], axis=-1),
-        ],
-        axis=-1,
-    )
+    legs = [torso - np.cumsum(qpos[..., i : i + 3], axis=-1) for i in (3, 6)]
+    angles = np.concatenate([torso, *legs], axis=-1)
     np.cos(angles, out=observation[..., 0:14:2])
     np.sin(angles, out=observation[..., 1:14:2])
     observation[..., 14] = qpos[..., 0] + 1.3
