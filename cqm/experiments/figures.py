@@ -37,8 +37,8 @@ _KINDS = {
         "Alignment of advantages",
         "Predicted against true advantages of held-out states, actions and rewards, each centred "
         "and scaled within its state. The stronger the colour of a hexagon, the more points it "
-        "holds; on the diagonal the prediction is perfect. Points of all seeds are pooled; above "
-        "each panel stands the mean correlation (in brackets the paper's, from one seed).",
+        "holds; on the diagonal the prediction is perfect. Points of all seeds are pooled; the "
+        "mean correlation is above each panel (in brackets the paper's, from one seed).",
     ),
     "regret": (
         "Distribution of regret",
@@ -56,9 +56,8 @@ _KINDS = {
     ),
     "diagnosis": (
         _LIMITS,
-        "Bars above the line: energy that cannot be predicted because of label noise, or not be "
-        "represented because of the rank. Bars below it: errors of models. Dashed: the noise "
-        "floor; dotted: predicting zero.",
+        "Bars above the line: energy that is label noise, and energy that the rank leaves out. "
+        "Bars below it: errors of models. Dashed: the noise floor; dotted: predicting zero.",
     ),
 }
 """Heading of each kind of figure, and how to read it."""
@@ -333,15 +332,14 @@ def diagnosis(results: Results, domain: str) -> str:
     outside = beyond_rank(results, domain)
     errors = _diagnosed_errors(results, domain)
     text = (
-        f"No model of the state can predict {floor:.1%} of the energy of "
-        f"{domain_title(domain)}'s test labels, and no decoder of rank {RANK} can represent "
-        f"{outside:.1%} of it."
+        f"Of the energy of {domain_title(domain)}'s test labels, {floor:.1%} is noise that no "
+        f"model of the state can predict, and {outside:.1%} is beyond any decoder of rank {RANK}."
     )
     others = [method for method in errors if method != "cqm"]
     if others and "cqm" in errors:
         best = min(others, key=errors.__getitem__)
         change = difference(results, domain, "effect_nmse", best, "cqm")
-        text += f" The effect NMSE of {title_of('cqm')} is {errors['cqm']:.3f}, and that of "
+        text += f" Effect NMSE: {title_of('cqm')} {errors['cqm']:.3f}, "
         text += f"{title_of(best)} {errors[best]:.3f}"
         if change:
             text += f" ({abs(change.mean):.3f} {'lower' if change.mean < 0 else 'higher'} on "

@@ -117,7 +117,7 @@ def test_the_diagnosis_names_noise_rank_and_conditioning(pictures):
         texts(picture)
     )
     assert "0.630" in texts(picture)
-    assert "can predict 63.0%" in picture.caption
+    assert "63.0% is noise" in picture.caption
     assert "the rank accounts for at most 0.017" in picture.caption
 
 

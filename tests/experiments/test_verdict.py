@@ -27,7 +27,7 @@ def test_the_winner_whoever_it_is(tmp_path):
     assert sentences[0] == (
         "Of the paper's methods, the most accurate is Direct value in 1 of 1 domains (Reacher). "
         "In the paper it is CQM-B. Leads over the runner-up that exceed their Student-t intervals: "
-        "Direct value in Reacher."
+        "Direct value on Reacher."
     )
     assert "1 of 2 for accuracy" in sentences[1]
     assert sentences[1].endswith("by more than the intervals: CQM-B on Reacher.")
@@ -41,7 +41,7 @@ def test_every_clear_lead_has_its_winner(tmp_path):
     scores |= {("cheetah-run", "cqm"): high, ("cheetah-run", "direct"): low}
     scores |= {("walker-walk", "cqm"): high, ("walker-walk", "direct"): near}
     first = verdict(write_scores(tmp_path, scores, **FULL))[1]
-    assert first.endswith("intervals: Direct value in Reacher and CQM-B in Cheetah.")
+    assert first.endswith("intervals: Direct value on Reacher and CQM-B on Cheetah.")
 
 
 def test_all_who_share_the_first_place_are_named(tmp_path):
@@ -50,7 +50,7 @@ def test_all_who_share_the_first_place_are_named(tmp_path):
     scores |= {f"{method}+effect": [1.0, 1.0] for method in ("cqm", "cocoa")}
     results = write_scores(tmp_path, scores, **FULL)
     assert [card.leader for card in cards(results)] == ["CQM-B and COCOA"]
-    assert verdict(results)[-1].endswith("the most accurate is CQM-B and COCOA in Reacher.")
+    assert verdict(results)[-1].endswith("the most accurate is CQM-B and COCOA on Reacher.")
 
 
 def test_a_lead_within_its_interval_is_none(tmp_path):
@@ -75,7 +75,7 @@ def test_cards_show_the_best_and_how_far_it_gets(run):
 
 def test_the_verdict_names_noise_rank_and_conditioning(run):
     text = " ".join(verdict(run))
-    assert "can predict 63.0%" in text
+    assert "63.0% is noise" in text
     assert "the rank accounts for at most 0.017" in text
     assert "With the same conditioned input for every method" in text
     assert "the default model's accuracy minus CQM-B's" in text

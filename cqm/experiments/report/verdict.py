@@ -114,7 +114,7 @@ def winners(results: Results) -> str:
         if len(ranked) > 1:
             lead = difference(results, domain, "accuracy", ranked[0], ranked[1])
             if lead and lead.mean > lead.half_width("student"):
-                clear.append(f"{title_of(ranked[0])} in {domain_title(domain)}")
+                clear.append(f"{title_of(ranked[0])} on {domain_title(domain)}")
     parts = [
         f"{method} in {len(where)} of {len(domains)} domains ({_list(where)})"
         for method, where in sorted(won.items(), key=lambda item: -len(item[1]))
@@ -174,7 +174,8 @@ def reached(results: Results) -> str:
                 shares.append(f"{share.mean:.0%} on {domain_title(domain)}")
     if not shares:
         return ""
-    return f"Of the way from chance to the ceiling, the best of these methods goes {_list(shares)}."
+    way = "Of the way from chance to the ceiling, the best of the paper's methods covers"
+    return f"{way} {_list(shares)}."
 
 
 def failures(results: Results) -> str:
@@ -216,7 +217,7 @@ def _conditioned(results: Results) -> str:
             won.setdefault(titles_of(leaders), []).append(domain_title(domain))
     if not won:
         return ""
-    parts = [f"{method} in {_list(where)}" for method, where in won.items()]
+    parts = [f"{method} on {_list(where)}" for method, where in won.items()]
     return (
         "With the same conditioned input for every method (and CQM-B's output restricted to the "
         f"span of the effects), the most accurate is {_list(parts)}."
