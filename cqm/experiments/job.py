@@ -86,7 +86,7 @@ def score(
     row["expected_regret"] = metrics.normalised_regret(answers, expected, values)
     if vectors is not None and vectors_of_many is not None:
         row["effect_nmse"] = metrics.nmse(center(vectors), effects)
-        row["excess_error"] = metrics.excess_error(center(vectors_of_many), draws)
+        row["excess_error"] = metrics.excess_error(vectors_of_many, draws)
         if method.predicts == "outcomes":
             row["absolute_nmse"] = metrics.nmse(vectors, outcomes)
     centres = (metrics.ALIGNMENT_EDGES[1:] + metrics.ALIGNMENT_EDGES[:-1]) / 2

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,14 +16,18 @@ import pytest
 import cqm
 from cqm import storage
 from cqm.cli import main
+from cqm.experiments import report
 from cqm.experiments import results as records
-from cqm.experiments.job import _scores
-from cqm.experiments.methods import Predictor
+from cqm.experiments.job import score
+from cqm.experiments.methods import METHODS, Method, Predictor
 from cqm.experiments.protocol import DOMAINS, PAPER, SEEDS, Job, preset
-from cqm.experiments.runner import job_directory, reproduce
+from cqm.experiments.runner import run_study
+from cqm.experiments.studies.benchmark import Benchmark, job_directory
+from cqm.experiments.studies.logs import PRESETS, LogsStudy
 
-METHODS = ("cqm", "oracle", "zero", "random")
-SMALL = preset("smoke").restricted(["cartpole-swingup"], None, METHODS)
+NAMES = ("cqm", "oracle", "zero", "random")
+SMALL = preset("smoke").restricted(["cartpole-swingup"], None, NAMES)
+OLD_RUN = Path(__file__).parents[1] / "data" / "v0.1" / "run"
 FILES = ("scores", "ceilings", "curves", "regret_cdf", "spectrum", "alignment")
 
 
@@ -30,17 +35,21 @@ def rows_of(directory, name):
     return records.read_csv(directory / f"{name}.csv", records.COLUMNS[f"{name}.csv"])
 
 
+def reproduce(protocol, directory):
+    return run_study(Benchmark(protocol), directory, show_progress=False)
+
+
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     directory = tmp_path_factory.mktemp("run")
     outcome = reproduce(SMALL, directory)
-    assert outcome.failed == ()
+    assert outcome.problems == []
     return directory
 
 
 def test_scores_of_the_limits_are_what_they_must_be(finished):
     rows = {row["method"]: row for row in rows_of(finished, "scores")}
-    assert set(rows) == set(METHODS)
+    assert set(rows) == set(NAMES)
     assert rows["oracle"]["accuracy"] == 1.0
     assert rows["oracle"]["regret"] == 0.0
     assert rows["oracle"]["correlation"] == pytest.approx(1.0)
@@ -77,8 +86,27 @@ def test_repeating_a_finished_run_changes_nothing(finished):
 
 
 def test_another_protocol_in_the_same_directory_is_refused(finished):
-    with pytest.raises(ValueError, match=r"other protocol \(states\)"):
+    message = r"different settings or versions:\n  protocol.states: 64 -> 65\nchoose another"
+    with pytest.raises(ValueError, match=message):
         reproduce(replace(SMALL, states=65), finished)
+
+
+def copied(finished, directory, **changes):
+    """A copy of a run whose stored protocol has other entries; None removes one."""
+    shutil.copytree(finished, directory)
+    run = storage.read_json(directory / "run.json")
+    protocol = {**run["protocol"], **changes}
+    run["protocol"] = {key: value for key, value in protocol.items() if value is not None}
+    storage.write_json(directory / "run.json", run)
+    return directory
+
+
+def test_a_setting_that_an_older_run_lacks_counts_as_its_default(finished, tmp_path):
+    assert reproduce(SMALL, copied(finished, tmp_path / "older", nuisance=None)).problems == []
+    with pytest.raises(ValueError, match=r"\n  protocol.gravity: 9.81 -> null\n"):
+        reproduce(SMALL, copied(finished, tmp_path / "other", gravity=9.81))
+    with pytest.raises(ValueError, match=r"\n  protocol.states: 20000 -> 64\n"):
+        reproduce(SMALL, copied(finished, tmp_path / "larger", states=None))
 
 
 def test_a_failed_job_is_reported_and_tried_again(tmp_path):
@@ -87,10 +115,11 @@ def test_a_failed_job_is_reported_and_tried_again(tmp_path):
     in_the_way.parent.mkdir(parents=True)
     in_the_way.write_text("not a directory")
     outcome = reproduce(protocol, tmp_path)
-    assert [job.method for job, _ in outcome.failed] == ["zero"]
+    assert [job["method"] for job in outcome.failed] == ["zero"]
+    assert outcome.problems[0].startswith("domain cartpole-swingup, seed 7, method zero: ")
     assert storage.read_json(tmp_path / "run.json")["failed"][0]["method"] == "zero"
     assert [row["method"] for row in rows_of(tmp_path, "scores")] == ["oracle"]
-    reproduce(SMALL.restricted(None, None, ["random"]), tmp_path)  # which does not mend it
+    reproduce(SMALL.restricted(None, None, ["random"]), tmp_path)  # does not try it again
     assert storage.read_json(tmp_path / "run.json")["failed"][0]["method"] == "zero"
     in_the_way.unlink()
     assert reproduce(protocol, tmp_path).failed == ()
@@ -104,14 +133,14 @@ def test_an_unfinished_run_has_a_report(finished, tmp_path):
         copy(finished / name, tmp_path / name)
     assert main(["report", str(tmp_path)]) == 0
     assert len(rows_of(tmp_path, "scores")) == len(rows_of(finished, "scores"))
-    assert "Of this preset there is not yet" in (tmp_path / "report.html").read_text()
+    assert (tmp_path / "report.html").exists()
 
 
 @pytest.mark.slow
 def test_killed_at_random_instants_the_tables_are_the_same(finished, tmp_path):
     rng = random.Random(0)
     command = [sys.executable, "-m", "cqm.cli", "reproduce", "--preset", "smoke"]
-    command += ["--domains", "cartpole-swingup", "--methods", *METHODS, "--out", str(tmp_path)]
+    command += ["--domains", "cartpole-swingup", "--methods", *NAMES, "--out", str(tmp_path)]
     instants = sorted(rng.uniform(2, 10) for _ in range(5))
     kills = 0
     for attempt in range(20):
@@ -151,18 +180,15 @@ def test_rewards_are_fixed_unit_vectors_for_each_domain():
     np.testing.assert_array_equal(held_out, again[1])
 
 
-def test_restricting_refuses_what_it_does_not_know(tmp_path):
+def test_unknown_domains_and_methods_are_refused():
     with pytest.raises(ValueError, match=r"unknown domains \['walker'\]"):
         preset("quick").restricted(domains=["walker"])
-    for method in ("dreamer", "cqm+magic", "cqm+", "world+none", "default+effect", "zero+whiten"):
-        with pytest.raises(ValueError, match="unknown methods"):
-            reproduce(preset("smoke").restricted(methods=[method]), tmp_path)
+    with pytest.raises(ValueError, match=r"unknown method 'default\+effect'"):
+        Benchmark(preset("smoke").restricted(methods=["default+effect"]))
 
 
 class Overflowing(Predictor):
-    absolute = True
-
-    def outcomes(self, branches):
+    def vectors(self, branches):
         predicted = np.zeros(branches.outcomes[:, 0].shape)
         predicted[0] = np.inf
         return predicted
@@ -172,7 +198,7 @@ class Overflowing(Predictor):
 def test_a_prediction_that_overflowed_has_undefined_scores(tmp_path):
     world = cqm.load_world("cartpole-swingup", nuisance=4, seed=0)
     sets = {"test": cqm.collect(world, states=6), "ceiling": cqm.collect(world, states=6, draws=4)}
-    record = _scores(Overflowing(), sets, np.eye(len(world.feature_names))[:2])
+    record = score(METHODS["world"], Overflowing(), sets, np.eye(len(world.feature_names))[:2])
     (row,) = record["scores"]
     assert row["effect_nmse"] is None
     assert row["absolute_nmse"] is None
@@ -184,4 +210,55 @@ def test_a_method_may_be_added_with_its_conditioning():
     jobs = [job for job in protocol.jobs() if job.method != "ceilings"]
     assert jobs == [Job("reacher-easy", 3, "world+whiten")]
     assert preset("quick").restricted(["reacher-easy"], [3, 3], ["world+whiten"]) == protocol
-    assert (jobs[0].base_method, jobs[0].conditioning) == ("world", "whiten")
+
+
+BASELINE = """
+import numpy as np
+from cqm.experiments.methods import Predictor
+
+class MeanEffect(Predictor):
+    def __init__(self, task):
+        self.mean = task.branches.effects().mean(axis=(0, 1))
+
+    def vectors(self, branches):
+        return np.repeat(self.mean[None], len(branches), axis=0)
+"""
+
+
+def test_a_baseline_is_one_class_and_one_registry_entry(finished, tmp_path, monkeypatch):
+    (tmp_path / "mean_effect.py").write_text(BASELINE)
+    monkeypatch.syspath_prepend(tmp_path)
+    entry = Method("mean", "Mean effect", "mean_effect:MeanEffect", "effects")
+    monkeypatch.setitem(METHODS, "mean", entry)
+    run = tmp_path / "run"
+    shutil.copytree(finished, run)
+    assert reproduce(SMALL.restricted(None, None, ["mean"]), run).problems == []
+    (row,) = [row for row in rows_of(run, "scores") if row["method"] == "mean"]
+    assert 0 < row["effect_nmse"] < 1
+    report.write(run)
+    for kind, suffix in (("tables", "md"), ("figures", "svg")):
+        texts = [path.read_text() for path in (run / kind).glob(f"*.{suffix}")]
+        assert any("Mean effect" in text for text in texts), kind
+    assert "Mean effect" in (run / "report.html").read_text()
+
+
+def test_a_run_of_version_0_1_is_read_and_continued(finished, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(OLD_RUN, run)
+    for name in (*FILES, "logs"):
+        (run / f"{name}.csv").unlink()
+    assert main(["report", str(run)]) == 0
+    for name in FILES:
+        assert (run / f"{name}.csv").read_bytes() == (OLD_RUN / f"{name}.csv").read_bytes()
+    logs = (OLD_RUN / "logs.csv").read_text().replace(",regret,", ",regret_share,")
+    assert (run / "logs.csv").read_text() == logs
+    # The run was made with other versions of the software, and these have to be the same.
+    versions = storage.read_json(finished / "run.json")["versions"]
+    for name in ("run.json", "logs.json"):
+        storage.write_json(run / name, {**storage.read_json(run / name), "versions": versions})
+    outcome = reproduce(preset("smoke").restricted(["cartpole-swingup"]), run)
+    assert (outcome.problems, outcome.done) == ([], 10)
+    assert not (run / "branches").exists()  # nothing was missing
+    # Its study of logs trained every seed with batch seed 0, which is no longer done.
+    with pytest.raises(ValueError, match=r"\n  study.training.seed: 0 -> null\n"):
+        run_study(LogsStudy(PRESETS["smoke"], ["cartpole-swingup"]), run, show_progress=False)

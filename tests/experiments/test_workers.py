@@ -28,6 +28,10 @@ def hang(task):
     time.sleep(600)
 
 
+def write_display(task):
+    Path(task).write_text(os.environ.get("MUJOCO_GL", "unset"))
+
+
 def touch_or_hang(task):
     directory, name = task
     if name == "slow":
@@ -95,6 +99,12 @@ def test_processes_that_die_before_they_read_their_task_are_failures(tmp_path, m
     assert found == dict.fromkeys([1, 2, 3], "its process ended with exit code 3")
 
 
+def test_workers_do_not_look_for_a_display(tmp_path, monkeypatch):
+    monkeypatch.delenv("MUJOCO_GL", raising=False)
+    list(run_side_by_side(write_display, [str(tmp_path / "one")], available_cores()[:1]))
+    assert (tmp_path / "one").read_text() == "disable"
+
+
 def test_nothing_to_do():
     assert list(run_side_by_side(touch, [], available_cores())) == []
 
@@ -109,20 +119,21 @@ def test_stopping_early_ends_the_processes(tmp_path):
 
 
 def test_workers_end_when_their_parent_is_killed(tmp_path):
-    """Nothing must go on writing into a run that another command may be continuing."""
+    """Nothing may write into a run that another command may be resuming."""
     code = (
-        "from tests.test_workers import hang\n"
+        "import os, sys, time\n"
+        "from pathlib import Path\n"
         "from cqm.branches.collect import available_cores\n"
         "from cqm.experiments.workers import run_side_by_side\n"
-        "import sys\n"
+        "def hang(task):\n"
+        "    Path(task).write_text(str(os.getpid()))\n"
+        "    time.sleep(600)\n"
         "if __name__ == '__main__':\n"
         "    list(run_side_by_side(hang, sys.argv[1:], available_cores()[:1]))\n"
     )
     script, mark = tmp_path / "parent.py", tmp_path / "mark"
     script.write_text(code)
-    root = Path(__file__).parent.parent
-    environment = {**os.environ, "PYTHONPATH": str(root)}
-    parent = subprocess.Popen([sys.executable, str(script), str(mark)], env=environment)
+    parent = subprocess.Popen([sys.executable, str(script), str(mark)])
     child = wait_for_pid(mark)
     parent.kill()
     parent.wait()
