@@ -21,7 +21,7 @@ from cqm import bounds
 from cqm.queries import Query, QueryLike
 from cqm.quotient import center
 
-_CACHED = 1_000_000  # action values computed at once: 8 MB
+BLOCK_VALUES = 1_000_000  # action values that `act` computes at once: 8 MB
 
 
 def query_weights(query: QueryLike) -> np.ndarray:
@@ -86,7 +86,7 @@ def act(effects: np.ndarray, query: QueryLike) -> np.ndarray:
     num, num_actions, size = effects.shape
     columns = np.ascontiguousarray(weights.T)
     chosen = np.empty((num, len(weights)), np.int64)
-    states = max(1, _CACHED // (num_actions * max(1, len(weights))))
+    states = max(1, BLOCK_VALUES // (num_actions * max(1, len(weights))))
     space = np.empty((num_actions * min(states, num), len(weights)))
     for start in range(0, num, states):
         # Action by action, so that whole rows are compared; a maximum over a short axis is slow.

@@ -51,7 +51,7 @@ _Expression = float | str | tuple[Any, ...]  # a number, a name, or a NumPy func
 class ProjectionError:
     """How far a reward is from linear in the features, on a sample of events.
 
-    An error is |r − wᵀφ − c|, with the constant c that makes the largest error smallest.
+    An error is `|r − wᵀφ − c|`, with the constant c that makes the largest error smallest.
     """
 
     supremum: float  # the largest error in the sample: a lower estimate of ε_r

@@ -1,5 +1,7 @@
 """Sphinx configuration."""
 
+import re
+
 import cqm
 
 project = "cqm"
@@ -11,9 +13,24 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphin
 myst_heading_anchors = 3
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
+# Written out, these would fill half a page.
+autodoc_type_aliases = {
+    name: name for name in ("ArrayLike", "npt.ArrayLike", "QueryLike", "Reference", "Target")
+}
 autodoc_default_options = {"members": True, "show-inheritance": True}
 default_role = "code"
 exclude_patterns = ["_build"]
+
+
+def plain_aliases(app, what, name, obj, options, signature, annotation):
+    """Sphinx shows the union of a type alias and None in its internal form."""
+    shown = re.sub(r"TypeAliasForwardRef\('([\w.]+)'\)", r"\1", signature or "")
+    return shown.replace("npt.", "") or None, annotation
+
+
+def setup(app):
+    app.connect("autodoc-process-signature", plain_aliases)
+
 
 html_theme = "furo"
 html_static_path = ["_static"]

@@ -150,7 +150,7 @@ def test_acting_is_the_best_of_the_advantages(num, num_actions, num_queries, see
     effects = rng.integers(-2, 3, (num, num_actions, 3)).astype(float)
     weights = rng.integers(-2, 3, (num_queries, 3)).astype(float)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(decisions, "_CACHED", 300)
+        patch.setattr(decisions, "BLOCK_VALUES", 300)
         chosen = act(effects, weights)
     np.testing.assert_array_equal(chosen, best(advantage(effects, weights)))
     np.testing.assert_array_equal(act(effects, weights[0]), chosen[:, 0])
