@@ -47,9 +47,10 @@ _RULE_ONE = (
     "outside it nearly half the time even if nothing differs."
 )
 _CONDITIONING = (
-    "Raw: observations as they are, as in the paper. Effect: the span of the training effects and "
-    "the rest of the observation are whitened separately, and the rest is scaled to a tenth; the "
-    "output of CQM-B is restricted to that span too. Whiten: the whole observation is whitened. "
+    "Raw input: observations as they are, as in the paper. Effect: the span of the training "
+    "effects and the rest of the observation are whitened separately, and the rest is scaled to a "
+    "tenth; the output of CQM-B is restricted to that span too. Whiten: the whole observation is "
+    "whitened. "
     "Differences are means over the seeds that both inputs have."
 )
 _RANK = ("cqm", "cqm-full-rank", "cqm+effect", "cqm-full-rank+effect")
