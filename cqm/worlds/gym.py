@@ -108,7 +108,7 @@ class GymWorld(World):
     def rollout(
         self, states: States, controls: np.ndarray, noise: np.ndarray, *, final: bool = True
     ) -> Rollout:
-        """Roll every state forward, open loop; the given states stay as they are.
+        """Roll every state forward, open loop; the given states are not changed.
 
         After a branch fails, its features are NaN, and so is the observation in its final state;
         rollouts from that state fail too.
@@ -143,7 +143,7 @@ class GymWorld(World):
         return {key: values for key, values in states.items() if values.dtype != object}
 
     def restore(self, arrays: Mapping[str, np.ndarray]) -> States:
-        """States from what `store` kept."""
+        """States rebuilt from the arrays that `store` returned."""
         return self._method.restore(arrays)
 
     def identity(self) -> dict[str, Any]:
@@ -203,7 +203,7 @@ class GymWorld(World):
     def _branch(
         self, row: Row, actions: np.ndarray, seeds: np.ndarray, features: np.ndarray, final: bool
     ) -> tuple[Status, Row]:
-        """Roll one state forward into `features`; returns the status and its final state."""
+        """Roll one state forward into `features`; returns the status and the last state."""
         if not np.all(np.isfinite(row["observation"])):
             return Status.NOT_FINITE, row
         if row["terminated"] or not len(actions):

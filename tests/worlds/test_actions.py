@@ -26,7 +26,7 @@ def test_prototypes_are_fixed_by_name_and_seed():
     np.testing.assert_array_equal(actions, prototype_actions(low, high, name="reacher-easy"))
     assert not np.array_equal(actions, prototype_actions(low, high, name="reacher-hard"))
     assert not np.array_equal(actions, prototype_actions(low, high, name="reacher-easy", seed=1))
-    # Published numbers rest on this very set.
+    # The published numbers use exactly this set.
     pinned = [[-0.2957323557794643, -1.0], [1.0, 0.4503587522141783]]
     np.testing.assert_allclose(actions[1:3], pinned, rtol=0, atol=1e-12)
 
@@ -67,7 +67,7 @@ def test_given_actions_are_checked_and_kept_and_prototypes_are_the_default():
     "given",
     [[0.0, 1.0], [[0.0, 1.0]], [[0.0], [1.0]], [[0.0, 1.0], [0.0, 4.5]], [[0, 1], [0, np.nan]]],
 )
-def test_wrong_actions_are_told_what_is_allowed(given):
+def test_wrong_actions_are_refused_with_what_is_allowed(given):
     allowed = r"at least 2 rows of 2 numbers from \[-1.0, 0.0\] to \[1.0, 4.0\]"
     with pytest.raises(ValueError, match=rf"candidate_actions cannot be .*; allowed: {allowed}"):
         checked_actions(given, LOW, HIGH)

@@ -11,7 +11,7 @@ from cqm.worlds.nuisance import NuisanceWorld
 
 
 def changed(**members):
-    """A toy world with some members of its own."""
+    """A toy world with some members replaced."""
     return type("Changed", (ToyWorld,), members)()
 
 
@@ -214,7 +214,7 @@ def test_a_sound_world_passes_every_check():
         ),
     ],
 )
-def test_a_broken_world_is_told_what_is_wrong(world, check, detail):
+def test_the_report_says_what_is_wrong_with_a_broken_world(world, check, detail):
     found = failures(world)
     assert check in found
     assert detail in found[check]

@@ -9,7 +9,7 @@ from cqm.worlds.cloning import Deepcopy, MujocoState, Replay, StateMethods
 
 
 class Counter(gymnasium.Env):
-    """Counts on from the seed of its reset; gives and takes its count."""
+    """Counts up from the seed of its reset; its state methods get and set the count."""
 
     observation_space = spaces.Box(-np.inf, np.inf, (1,), np.float64)
     action_space = spaces.Discrete(9)
@@ -31,7 +31,7 @@ class Counter(gymnasium.Env):
 
 
 class Timer(Counter):
-    """Counts its steps as well, but keeps that to itself."""
+    """Also counts its steps, but its state methods leave them out."""
 
     def reset(self, *, seed=None, options=None):
         self.steps = 0
@@ -53,7 +53,7 @@ def counted(method, row, action):
 
 
 @pytest.mark.parametrize("kind", [StateMethods, Deepcopy, Replay])
-def test_an_environment_gets_back_into_its_states(kind):
+def test_an_environment_returns_to_its_states(kind):
     method = kind(Counter, max_prefix=4)
     observation, first = method.start(50)
     env = method.load(first)
@@ -81,7 +81,7 @@ def test_replayed_states_keep_their_steps():
     assert (first["length"], first["actions"].tolist()) == (0, [0, 0, 0, 0])
 
 
-def test_loading_brings_back_every_attribute_or_names_those_lost():
+def test_loading_restores_every_attribute_or_names_those_it_does_not():
     actions = np.array([1, 2])
     assert StateMethods(Counter, max_prefix=4).unrestored(actions) == ""
     lost = StateMethods(Timer, max_prefix=4).unrestored(actions)

@@ -70,7 +70,7 @@ def test_a_closure_travels_with_cloudpickle():
     assert pickle.loads(cloudpickle.dumps(made)).get() == ["given"]
 
 
-def test_a_world_that_was_used_travels_and_rolls_out_alike():
+def test_a_used_world_rolls_out_the_same_after_pickling():
     world = load_world("reacher-easy", nuisance=3, seed=1)
     rng = np.random.default_rng(0)
     states, noise = world.reset(4, rng), world.sample_noise(4, 3, rng)

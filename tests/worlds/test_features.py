@@ -119,7 +119,7 @@ def test_two_scales_need_two_prefixes():
         ExpandedWorld(shop(), RandomFourier(1), RandomFourier(1, scale=9.0))
 
 
-def test_a_rows_bits_are_its_own():
+def test_a_row_does_not_depend_on_the_others():
     world = ExpandedWorld(shop(), *MAPS, RandomFourier(17, prefix="more"))
     rng = np.random.default_rng(2)
     features = rng.standard_normal((300, 3)) * rng.choice([1e-3, 1.0, 1e3, 1e9], (300, 1))
@@ -167,7 +167,7 @@ def test_everything_else_is_the_inner_worlds():
     assert world.rollout(states, controls, noise, final=False).states == {}
 
 
-def test_a_feature_that_overflows_drops_its_row_alone():
+def test_a_feature_that_overflows_drops_only_its_row():
     world = ExpandedWorld(shop(), Squares(), RandomFourier(3))
     states, controls, noise = rolled(world)
     sound = world.rollout(states, controls, noise)
@@ -179,7 +179,7 @@ def test_a_feature_that_overflows_drops_its_row_alone():
     np.testing.assert_array_equal(result.features[rest], sound.features[rest])
 
 
-def test_a_user_function_that_raises_drops_its_row_alone():
+def test_a_user_function_that_raises_drops_only_its_row():
     def careful(features):
         if np.any(features > 100):
             raise RuntimeError("too large for me")
@@ -196,7 +196,7 @@ def test_a_user_function_that_raises_drops_its_row_alone():
     np.testing.assert_array_equal(result.features[rest], sound.features[rest])
 
 
-def test_a_user_function_that_always_raises_is_told_at_once():
+def test_a_user_function_that_always_raises_is_reported_at_once():
     def broken(features):
         raise RuntimeError("not written yet")
 
@@ -204,7 +204,7 @@ def test_a_user_function_that_always_raises_is_told_at_once():
         ExpandedWorld(shop(), UserFeatures(broken, ["p"]))
 
 
-def test_identity_makes_the_maps_again():
+def test_maps_are_rebuilt_from_the_identity():
     maps = MAPS[:3]
     world = ExpandedWorld(shop(), *maps)
     identity = json.loads(json.dumps(world.identity()))
@@ -217,7 +217,7 @@ def test_identity_makes_the_maps_again():
     np.testing.assert_array_equal(world.expand(features), again.expand(features))
 
 
-def test_identity_tells_maps_apart():
+def test_different_maps_have_different_identities():
     worlds = [
         ExpandedWorld(shop(), RandomFourier(3)),
         ExpandedWorld(shop(), RandomFourier(3, seed=1)),
@@ -327,7 +327,7 @@ def test_failed_rollouts_give_no_events():
     assert 0 < len(events) < 320
 
 
-def test_a_failed_rollout_is_not_gone_on_with():
+def test_a_failed_rollout_is_not_continued():
     def features(state, action, exogenous, following):
         return 1 / (following[:, :1] - 5)  # infinite at the fifth step from 0, and fine after it
 
@@ -342,7 +342,7 @@ def test_a_failed_rollout_is_not_gone_on_with():
     assert events.max() == 1 / 96
 
 
-def test_a_world_that_always_fails_is_told():
+def test_a_world_that_always_fails_is_reported():
     def step(state, action, exogenous):
         return np.where(np.abs(state) > 5, np.nan, state + 3)
 

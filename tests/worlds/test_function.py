@@ -346,7 +346,7 @@ def test_trace_drives_the_rollout():
     assert rolled.features[:, :, 0].tolist() == [[1.0, 11.0, 111.0], [2.0, 22.0, 222.0]]
 
 
-def test_identity_tells_worlds_apart():
+def test_different_worlds_have_different_identities():
     identity = json.loads(json.dumps(linear_world(name="plant").identity()))
     assert identity["name"] == "plant"
     assert identity["kind"] == "function"

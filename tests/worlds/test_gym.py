@@ -52,7 +52,7 @@ class AliasedWalk(Walk):
 
 
 class GlobalWalk(Walk):
-    """Draws from a generator that nobody can set."""
+    """Draws from a global generator."""
 
     def step(self, action):
         self.velocity += np.random.random()  # noqa: NPY002
@@ -73,14 +73,14 @@ class ThreadedWalk(Walk):
 
 
 class UniqueWalk(Walk):
-    """Is another one each time it is made."""
+    """Differs each time it is made."""
 
     def __init__(self):
         super().__init__(noise=np.random.default_rng().random())
 
 
 class MethodsWalk(LockedWalk):
-    """Gives and takes its state, which is one array, without copying it."""
+    """Gets and sets its state, one array, without copying it."""
 
     position, velocity = (
         property(lambda self, i=i: self.state[i], lambda self, x, i=i: self.state.put(i, x))
@@ -99,7 +99,7 @@ class MethodsWalk(LockedWalk):
 
 
 class ForgetfulWalk(MethodsWalk):
-    """Gives all of its state but a counter that matters late."""
+    """Its state lacks a counter that matters only after many steps."""
 
     def reset(self, *, seed=None, options=None):
         self.steps = 0
@@ -138,7 +138,7 @@ class Damped(gymnasium.Env):
 
 
 class FragileWalk(Walk):
-    """Raises for one action, and forgets how to count for another."""
+    """Raises an exception for one action and returns NaN for another."""
 
     action_space = spaces.Discrete(4)
 
@@ -165,7 +165,7 @@ CLONING = {
     "HalfCheetah-v5": "mujoco",
     "Hopper-v5": "mujoco",
     "Ant-v5": "mujoco",
-    "Reacher-v5": "replay",  # a Python attribute holds its goal; copies of it start afresh
+    "Reacher-v5": "replay",  # a Python attribute holds its goal; a copy of the environment loses it
 }
 
 
@@ -223,7 +223,7 @@ def test_termination_enters_an_absorbing_state():
         end = int(np.argmax(features[:, -1]))
         assert 1 < end < horizon - 1
         assert np.all(features[:end, -1] == 0)
-        assert features[end, 0] > 0.1  # the transition into the end has its own height
+        assert features[end, 0] > 0.1  # the terminal transition keeps its own height
         assert np.all(features[end + 1 :] == absorbed)
     assert np.all(rollout.status == Status.OK)
     assert np.all(world.observe(rollout.states) == np.delete(absorbed, -2))
@@ -235,7 +235,7 @@ def test_termination_enters_an_absorbing_state():
     assert np.all(world.observe(state) == np.delete(absorbed, -2))
 
 
-def test_a_time_limit_is_no_termination():
+def test_a_time_limit_is_not_a_termination():
     limited = lambda: gymnasium.wrappers.TimeLimit(Walk(), 5)
     nested = lambda: gymnasium.wrappers.OrderEnforcing(limited())
     for env in (limited, nested, "MountainCar-v0"):
@@ -393,7 +393,7 @@ def test_names_and_identity():
 
 
 def test_the_default_warmup_ends_some_episodes_of_an_environment_that_terminates():
-    """As docs/branching.md says, with the figures there."""
+    """The figures in docs/branching.md."""
     settings = {"states": 512, "horizon": 3, "per_step": True, "threads": 1}
     branches = cqm.collect(load_world("CartPole-v1"), **settings)
     ended = branches.observations[:, -1] == 1
@@ -445,7 +445,7 @@ def test_mistakes_are_explained():
     with pytest.raises(ValueError, match="at least 2 rows of 1"):
         GymWorld("Pendulum-v1", candidate_actions=[[0.0, 1.0], [0.0, 0.0]])
     shared = Walk()
-    with pytest.raises(ValueError, match="make a new one"):
+    with pytest.raises(ValueError, match="must return a new environment on every call"):
         GymWorld(lambda: gymnasium.wrappers.TimeLimit(shared, 9))
     with pytest.raises(ValueError, match=r"made 7; allowed: a gymnasium\.Env"):
         GymWorld(lambda: 7)
@@ -464,7 +464,7 @@ def test_unbounded_actions_need_candidates():
 
         def step(self, action):
             assert action.shape == (2, 1)
-            action *= 2  # its own affair
+            action *= 2  # environments may write to their action
             return super().step(action.sum())
 
     with pytest.raises(ValueError, match="pass candidate_actions instead"):

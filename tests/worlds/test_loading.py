@@ -37,7 +37,7 @@ def test_the_seed_changes_the_mixing_and_never_the_actions():
 
 
 @pytest.mark.parametrize("name", ["reacher-medium", "quadruped-escape", "", "CartPole-v99"])
-def test_an_unknown_world_is_told_what_there_is(name):
+def test_an_unknown_name_lists_the_available_worlds(name):
     with pytest.raises(ValueError, match=f"unknown world '{name}'; available: .*'acrobot-swingup'"):
         load_world(name)
 

@@ -69,7 +69,7 @@ def dropped(num, rng):
 
 
 @pytest.mark.parametrize("substeps", [1, 3])
-def test_contract_holds_for_anybodys_model(substeps):
+def test_contract_holds_for_any_model(substeps):
     report = check_world(MujocoWorld(make_model(), substeps=substeps), horizon=30)
     assert report, str(report)
 
@@ -216,7 +216,7 @@ def test_more_rows_than_a_native_call_takes(substeps):
     np.testing.assert_array_equal(alone.features, bare.features[some])
 
 
-def test_rollout_leaves_what_it_is_given():
+def test_rollout_does_not_change_its_arguments():
     world = MujocoWorld(make_model())
     states, controls, noise = drawn(world, num=3, horizon=4)
     before = {key: values.copy() for key, values in states.items()}, controls.copy()
@@ -260,7 +260,9 @@ def test_settling_happens_before_time_starts():
 @pytest.mark.parametrize(
     "trouble", ["fast", "not a number", "first control", "last control", "huge control"]
 )
-def test_a_diverged_row_is_told_and_alone(trouble, horizon, substeps, final, tmp_path, monkeypatch):
+def test_only_the_diverged_row_is_reported(
+    trouble, horizon, substeps, final, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)  # where MuJoCo writes its log
     model = make_model(**{' ctrlrange="-1 3"': ""})
     rest = np.concatenate([model.qpos0, np.zeros(8)])
@@ -291,7 +293,7 @@ def test_a_diverged_row_is_told_and_alone(trouble, horizon, substeps, final, tmp
     np.testing.assert_array_equal(troubled.features[others], sound.features[others])
 
 
-def test_a_start_that_diverges_while_settling_is_told(tmp_path, monkeypatch):
+def test_a_start_that_diverges_while_settling_is_reported(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # where MuJoCo writes its log
 
     def initial(num, rng):

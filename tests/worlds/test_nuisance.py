@@ -91,7 +91,7 @@ def test_a_short_path_in_numbers():
     np.testing.assert_allclose(path, [[[2.29], [1.5213]]], rtol=1e-15)
 
 
-def test_paths_of_many_draws_start_alike():
+def test_paths_of_many_draws_share_their_start():
     rng = np.random.default_rng(3)
     start, noise = rng.standard_normal((5, 4)), rng.standard_normal((5, 2, 3, 6, 4))
     paths = Nuisance(dimension=4).path(start[:, None, None], noise)
@@ -188,7 +188,7 @@ def test_native_effects_are_effects_of_the_native_world():
     np.testing.assert_allclose(
         world.native_effects(centred(mixed)), centred(native), rtol=0, atol=1e-12
     )
-    # And nothing but them: the effect on the nuisance is none.
+    # The effect on the nuisance is zero.
     np.testing.assert_allclose(centred(mixed) @ world.feature_mixing[:, :64], 0.0, atol=1e-12)
 
 
@@ -202,7 +202,7 @@ def test_a_nuisance_a_thousand_times_louder_cancels():
 
 
 @pytest.mark.parametrize("num_native", [5, 24])
-def test_a_rows_bits_are_its_own(num_native):
+def test_a_row_does_not_depend_on_the_others(num_native):
     rng = np.random.default_rng(7)
     q = Nuisance().mixing(num_native)
     nuisance, native = rng.standard_normal((300, 64)), rng.standard_normal((300, num_native))
@@ -255,7 +255,7 @@ def test_the_nuisance_goes_on_after_a_termination():
 
 
 @pytest.mark.parametrize("spoiled", [np.nan, np.inf])
-def test_a_failed_row_is_told_and_alone(spoiled):
+def test_only_the_failed_row_is_reported(spoiled):
     world = NuisanceWorld(shop(), Nuisance(dimension=4))
     rng = np.random.default_rng(9)
     states, noise = world.reset(3, rng), world.sample_noise(3, 4, rng)

@@ -93,7 +93,7 @@ except ImportError as error:
         ("gymnasium", "cqm.worlds.reload_world({'kind': 'gymnasium', 'name': 'CartPole-v1'})"),
     ],
 )
-def test_so_does_the_class_of_a_world(missing, use):
+def test_so_does_the_world_class(missing, use):
     code = f"""
 sys.modules[{missing!r}] = None
 import cqm
@@ -134,7 +134,7 @@ print(failures, process() == before, _render.BACKEND)
     assert run(code) == "[] True off"
 
 
-def test_the_renderer_that_a_user_chose_stays():
+def test_a_renderer_chosen_by_the_user_is_kept():
     code = """
 import cqm
 cqm.load_world("reacher-easy")

@@ -84,7 +84,7 @@ def test_native_features_are_those_of_the_environment(name):
 
 
 class Dealt:
-    """Instead of a generator: deals the given numbers."""
+    """A generator that returns the given numbers."""
 
     def __init__(self, numbers):
         self.numbers = numbers
@@ -219,8 +219,8 @@ def test_tasks_are_those_that_need_no_display():
 
 
 @pytest.mark.parametrize("name", task_names())
-def test_every_task_steps_as_its_environment(name):
-    """Two states in turns on one simulator, each as an undisturbed episode of its own."""
+def test_every_task_steps_like_its_environment(name):
+    """Two states take turns on one simulator, each as in an episode of its own."""
     world, environment = load_task(name, native=False), make_environment(name)
     assert isinstance(world, TaskWorld)
     states = world.reset(2, np.random.default_rng(5))
@@ -261,7 +261,7 @@ def test_contract_holds_for_the_papers_domains(name, nuisance):
     "name",
     [
         "finger-turn_hard",  # its target is a site of the model; touch sensors
-        "point_mass-hard",  # its transmission is drawn anew in every episode
+        "point_mass-hard",  # its transmission is redrawn in every episode
         "quadruped-walk",  # accelerometers, force and torque sensors; actuators with activation
         "stacker-stack_2",  # contacts of free bodies, a target body
         "reacher-easy",
@@ -276,7 +276,7 @@ def test_contract_holds_for_the_suites_own_code(name):
 @pytest.mark.parametrize("horizon", [1, 3])
 @pytest.mark.parametrize("native", [True, False])
 @pytest.mark.parametrize("name", PAPER)
-def test_a_diverged_row_is_told_and_alone(name, native, horizon, final, tmp_path, monkeypatch):
+def test_only_the_diverged_row_is_reported(name, native, horizon, final, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # where MuJoCo writes its log
     world, rng = shared_task(name, native=native), np.random.default_rng(0)
     model = shared_task(name).model
@@ -300,7 +300,7 @@ def test_a_diverged_row_is_told_and_alone(name, native, horizon, final, tmp_path
         controls_then = controls.copy()
         controls_then[1, step, -1] = np.nan
         assert_second_row_fails(states, controls_then)
-    # Nothing of it is left behind.
+    # The failure leaves nothing behind.
     again = world.rollout(states, controls, noise, final=final)
     np.testing.assert_array_equal(again.features, sound.features)
     assert again.status.tolist() == [Status.OK] * 4
@@ -308,7 +308,7 @@ def test_a_diverged_row_is_told_and_alone(name, native, horizon, final, tmp_path
 
 @pytest.mark.parametrize("native", [True, False])
 def test_a_state_beyond_the_simulators_limits_is_diverged(native, tmp_path, monkeypatch):
-    """The last step of a branch is judged as every other: no velocity reaches 1e10."""
+    """The last step of a branch is checked like every other: no velocity reaches 1e10."""
     monkeypatch.chdir(tmp_path)
     world = shared_task("cartpole-swingup", native=native)
     states = world.reset(3, np.random.default_rng(0))
@@ -317,8 +317,8 @@ def test_a_state_beyond_the_simulators_limits_is_diverged(native, tmp_path, monk
     assert (result.status != Status.OK).tolist() == [False, True, False]
 
 
-def test_a_row_fails_from_its_divergence_on(tmp_path, monkeypatch):
-    """Steps of a closed loop are not healed by the simulator's automatic reset."""
+def test_a_row_keeps_failing_after_it_diverged(tmp_path, monkeypatch):
+    """The simulator's automatic reset does not hide a divergence from a closed loop."""
     monkeypatch.chdir(tmp_path)
     world = shared_task("cheetah-run")
     states = world.reset(2, np.random.default_rng(0))
@@ -355,7 +355,7 @@ def test_candidate_actions_are_checked(native):
             load_task("reacher-easy", candidate_actions=actions, native=native)
 
 
-def test_what_a_tasks_code_raises_is_kept(monkeypatch):
+def test_the_error_that_a_task_raises_is_kept(monkeypatch):
     world = load_task("reacher-easy", native=False)
     states = world.reset(2, np.random.default_rng(0))
 
@@ -368,7 +368,7 @@ def test_what_a_tasks_code_raises_is_kept(monkeypatch):
     assert rolled.error == "RuntimeError('no such finger')"
 
 
-def test_an_unknown_task_is_told_what_there_is():
+def test_an_unknown_task_lists_the_available_ones():
     with pytest.raises(ValueError, match=r"unknown suite task .reacher-medium.; available: .*easy"):
         load_task("reacher-medium")
 
@@ -382,7 +382,7 @@ def test_identity_tells_how_the_data_was_made(native):
     assert len(identity["candidate_actions"]) == 5
 
 
-def test_the_identity_of_a_native_task_stays_as_it_is_in_stored_sets():
+def test_the_identity_of_a_native_task_matches_stored_sets():
     identity = load_task("cartpole-swingup").identity()
     assert list(identity) == [
         "name",
