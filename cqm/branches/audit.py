@@ -18,12 +18,7 @@ from cqm import storage
 from cqm.branches.collect import plan_collection
 from cqm.branches.dataset import Branches
 from cqm.branches.recipe import BLOCK, Continuation, Policy
-from cqm.branches.simulate import (
-    Plan,
-    roll_closed_loop,
-    roll_open_loop,
-    simulate_block,
-)
+from cqm.branches.simulate import Plan, roll_closed_loop, roll_open_loop, simulate_block
 from cqm.quotient import center
 from cqm.storage import DamagedFileError
 from cqm.worlds.check import Check, Report
@@ -51,6 +46,12 @@ def audit(
         policy: The policy of a state-dependent continuation.
         families: Number of families to check, at least 2.
         seed: Random seed for the sample and for the noise it is compared with.
+
+    >>> import cqm
+    >>> branches = cqm.collect(cqm.load_world("cartpole-swingup"), states=8, horizon=3)
+    >>> print(audit(branches, families=4))  # doctest: +ELLIPSIS
+    Branches(cartpole-swingup, ...), 4 families checked
+      ok    checksums  ...
     """
     if families < 2:
         raise ValueError(f"families must be at least 2; got {families}")

@@ -61,24 +61,27 @@ def collect(
         horizon: Steps per branch, including the first action.
         discount: Discount factor of the outcome.
         draws: Realisations of noise and continuation per state.
-        arms: Candidate actions that each family branches: all by default, a number of actions
-            drawn at random, or subsets of actions, one of which is drawn.
-        warmup: Minimum and maximum number of random controls applied to an initial state.
+        arms: Candidate actions to branch per family: a number drawn at random, or subsets of which
+            one is drawn; all of them by default.
+        warmup: Minimum and maximum number of random controls applied to a state before it is
+            branched.
         continuation: Law of the actions after the first: `uniform`, one probability per
             candidate action, or a `Policy`.
-        per_step: Keep the features of every step, not only of the first step and the sum.
+        per_step: Keep the features of every step, not only those of the first step and the
+            discounted sum.
         seed: Random seed for the collection.
         out: Directory to stream to; rerun with the same directory to resume an interrupted
             collection. Without a directory the branches stay in memory.
         threads: Number of threads to simulate on; all cores by default.
         cluster: Address of a Ray cluster to simulate on instead, or `auto`.
-        show_progress: See `cqm.progress.progress`.
+        show_progress: True for plain lines if there is no terminal, False for nothing, None for a
+            bar on a terminal only.
         blocks_per_task: Blocks of 256 states that a thread takes at a time.
 
     >>> from cqm.worlds import load_world
     >>> world = load_world("cartpole-swingup")
     >>> collect(world, states=4, seed=7)
-    Branches(cartpole-swingup, 4 families of 3/3 arms, 1 draws, horizon 12, discount 0.95, seed 7)
+    Branches(cartpole-swingup, 4 families of 3/3 arms, draws 1, horizon 12, discount 0.95, seed 7)
     """
     law = Continuation.of(continuation)
     recipe = Recipe(states, horizon, discount, draws, arms, warmup, law, per_step, seed)

@@ -30,6 +30,13 @@ class Branches:
 
     Reading is lazy: an array is read when its property is used, and a slice of the set reads
     only its own rows.
+
+    >>> import cqm
+    >>> branches = cqm.collect(cqm.load_world("cartpole-swingup"), states=8, horizon=3)
+    >>> branches.effects().shape  # states, draws, actions, features
+    (8, 1, 3, 5)
+    >>> len(branches[:6])
+    6
     """
 
     def __init__(
@@ -70,7 +77,7 @@ class Branches:
         seed = f"seeds {', '.join(map(str, seeds))}" if seeds else f"seed {recipe.seed}"
         return (
             f"Branches({self.world['name']}, {len(self):,} families of "
-            f"{self.num_arms}/{self.num_actions} arms, {recipe.draws} draws, "
+            f"{self.num_arms}/{self.num_actions} arms, draws {recipe.draws}, "
             f"horizon {recipe.horizon}, discount {recipe.discount}, {seed}{dropped})"
         )
 
@@ -297,7 +304,13 @@ def split_size(test: int | float, num: int, what: str) -> int:
 
 
 def combine(sets: Sequence[Branches]) -> Branches:
-    """Combine sets of the same world and recipe that were collected with different seeds."""
+    """Combine sets of the same world and recipe that were collected with different seeds.
+
+    >>> import cqm
+    >>> world = cqm.load_world("cartpole-swingup")
+    >>> len(combine([cqm.collect(world, states=4, seed=seed) for seed in (1, 2)]))
+    8
+    """
     if not sets:
         raise ValueError("combine needs at least one set of branches; got none")
     first = sets[0]

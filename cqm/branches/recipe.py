@@ -21,6 +21,10 @@ class Policy:
 
     The branches of a family share the policy's noise, not its actions: in different states the
     same noise may choose different actions.
+
+    >>> policy = Policy("push back", lambda observations, uniforms: (observations[:, 0] < 0) * 1)
+    >>> policy.act(np.array([[0.5], [-0.5]]), np.array([0.1, 0.9])).tolist()
+    [0, 1]
     """
 
     name: str
@@ -104,16 +108,13 @@ class Recipe:
     draws: int = 1
     """Realisations of noise and continuation per state."""
     arms: int | Sequence[Sequence[int]] | None = None
-    """Candidate actions that each family branches: all of them by default, a number of actions
-    drawn at random per family, or subsets of actions, one of which is drawn per family."""
-    warmup: tuple[int, int] | None = (0, 20)
-    """Minimum and maximum number of random controls applied to an initial state before it is
-    branched; None if unknown."""
+    """Actions to branch per family: all, a number drawn at random, or subsets to draw one from."""
+    warmup: tuple[int, int] | None = (0, 20)  # None if unknown, as in logs
+    """Minimum and maximum number of random controls applied to a state before it is branched."""
     continuation: Continuation = Continuation()
-    """Law of the actions after the first: `uniform`, one probability per candidate action, or
-    a policy."""
+    """Law of the later actions: `uniform`, one probability per action, or (in Python) a Policy."""
     per_step: bool = False
-    """Keep the features of every step, not only of the first step and the discounted sum."""
+    """Keep the features of every step, not only those of the first step and the discounted sum."""
     seed: int = 0
     """Random seed for the collection."""
 
@@ -143,7 +144,11 @@ class Recipe:
 
     @property
     def discounts(self) -> np.ndarray:
-        """γᵏ for every step, `[horizon]`."""
+        """γᵏ for every step, `[horizon]`.
+
+        >>> Recipe(horizon=3, discount=0.5).discounts.tolist()
+        [1.0, 0.5, 0.25]
+        """
         return self.discount ** np.arange(self.horizon)
 
     def discounted(self, steps: np.ndarray) -> np.ndarray:

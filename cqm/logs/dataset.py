@@ -101,7 +101,7 @@ class Logs:
         >>> rng = np.random.default_rng(0)
         >>> actions = rng.integers(2, size=(6, 1))
         >>> Logs.from_arrays(rng.normal(size=(6, 3)), actions, actions[..., None] + 0.5)
-        Logs(logs, 6 trajectories of 1 steps, 2 actions, discount 0.95, propensities unknown)
+        Logs(logs, 6 trajectories, 2 actions, horizon 1, discount 0.95, propensities unknown)
         """
         observations = np.asarray(observations, float)
         actions = integers("actions", equal_steps("actions", actions))
@@ -263,8 +263,8 @@ class Logs:
     def __repr__(self) -> str:
         known = "unknown" if self.propensities is None else "known"
         return (
-            f"Logs({self.world['name']}, {len(self):,} trajectories of {self.recipe.horizon} "
-            f"steps, {self.num_actions} actions, discount {self.recipe.discount}, "
+            f"Logs({self.world['name']}, {len(self):,} trajectories, {self.num_actions} actions, "
+            f"horizon {self.recipe.horizon}, discount {self.recipe.discount}, "
             f"propensities {known})"
         )
 

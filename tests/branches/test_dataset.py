@@ -116,7 +116,7 @@ def test_without_a_nuisance_features_are_native():
 def test_length_and_representation(ragged):
     branches = collect(plane_world(), states=20, seed=9)
     assert len(branches) == 20
-    expected = "Branches(plane, 20 families of 3/3 arms, 1 draws, horizon 4, discount 0.95, seed 9)"
+    expected = "Branches(plane, 20 families of 3/3 arms, draws 1, horizon 4, discount 0.95, seed 9)"
     assert repr(branches) == expected
     assert "1,234 families" in repr(collect(plane_world(), states=1234, horizon=1))
     assert "families of 2/3 arms" in repr(collect(plane_world(), arms=2))
