@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -25,37 +25,12 @@ MIXING = "mixing.safetensors"
 _REPAIR = "collect again into the same directory; only missing and damaged files are replaced"
 
 
-class Shard(Protocol):
-    """Some families of a set."""
-
-    @property
-    def num_families(self) -> int:
-        """Number of families."""
-
-    @property
-    def dropped(self) -> Mapping[str, int]:
-        """Dropped families, counted by reason."""
-
-    @property
-    def checksum(self) -> str:
-        """SHA-256 of the content."""
-
-    def read(self, name: str, rows: slice) -> np.ndarray:
-        """Rows of one array."""
-
-    def names(self) -> list[str]:
-        """Names of the arrays."""
-
-    def verify(self) -> None:
-        """Raise if the content does not match the checksum."""
-
-
 @dataclass(frozen=True)
 class MemoryShard:
-    """A shard in memory."""
+    """Some families of a set, in memory."""
 
     arrays: Mapping[str, np.ndarray]
-    dropped: Mapping[str, int]
+    dropped: Mapping[str, int]  # families, by reason
 
     @property
     def num_families(self) -> int:
@@ -81,11 +56,11 @@ class MemoryShard:
 
 @dataclass
 class FileShard:
-    """A shard in a memory-mapped file, whose checksum is verified before its first use."""
+    """Some families of a set, in a memory-mapped file that is verified before its first use."""
 
     path: Path
     num_families: int
-    dropped: Mapping[str, int]
+    dropped: Mapping[str, int]  # families, by reason
     checksum: str
     _verified: bool = field(default=False, init=False)
 
@@ -108,6 +83,9 @@ class FileShard:
         if storage.sha256(self.path) != self.checksum:
             raise DamagedFileError(f"{self.path} is damaged: its checksum is wrong; {_REPAIR}")
         self._verified = True
+
+
+Shard = MemoryShard | FileShard
 
 
 def open_all(directory: Path, manifest: Mapping[str, Any]) -> list[FileShard]:
