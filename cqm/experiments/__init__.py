@@ -1,1 +1,1 @@
-"""The paper's benchmark. It imports the library, never the other way round."""
+"""The paper's benchmark and studies: they import the library, never the other way round."""

@@ -13,8 +13,10 @@ from matplotlib.ticker import LogLocator, MaxNLocator
 
 from cqm.experiments import published as paper
 from cqm.experiments.drawing import INK, WIDTH, Picture, drawing, file_name, mark_line, plain
+from cqm.experiments.intervals import Estimate
 from cqm.experiments.measures import best, difference, domain_title, score, title_of, titles_of
 from cqm.experiments.methods import METHODS
+from cqm.experiments.published import Published
 from cqm.experiments.results import Results, Row
 from cqm.experiments.studies import logs_views
 
@@ -81,24 +83,32 @@ def score_figure(results: Results, domain: str) -> Picture | None:
     """Accuracy of every learned method between chance and ceiling, next to the paper's."""
     beyond = [method.name for method in METHODS.values() if method.role == "beyond"]
     beyond += [method for method in results.methods if "+" in method]
-    methods = [m for m in (*paper.METHODS, *beyond) if score(results, domain, m, "accuracy")]
-    learned = [method for method in methods if method in paper.METHODS]
-    if not methods:
+    scores = {
+        method: ours
+        for method in (*paper.METHODS, *beyond)
+        if (ours := score(results, domain, method, "accuracy"))
+    }
+    if not scores:
         return None
+    num_learned = sum(method in paper.METHODS for method in scores)
     name = file_name("score", domain)
     ceiling, _ = results.ceiling(domain, "accuracy_ceiling")
-    with drawing(name, 0.9 + 0.2 * len(methods)) as (figure, svg):
+    with drawing(name, 0.9 + 0.2 * len(scores)) as (figure, svg):
         axes = figure.add_subplot()
-        dots = [_dot(axes, results, domain, method, y) for y, method in enumerate(methods)]
-        axes.set_yticks(range(len(methods)), [plain(title_of(method)) for method in methods])
-        axes.set_ylim(len(methods) - 0.4, -0.6)
+        largest = 0.0
+        for y, (method, ours) in enumerate(scores.items()):
+            theirs = paper.ACCURACY.get((domain, method))
+            _dot(axes, y, _colour(method), ours, theirs)
+            largest = max(largest, ours.mean, theirs.value if theirs else 0.0)
+        axes.set_yticks(range(len(scores)), [plain(title_of(method)) for method in scores])
+        axes.set_ylim(len(scores) - 0.4, -0.6)
         axes.tick_params(axis="y", length=0)
         axes.spines["left"].set_visible(False)
         right = 1.03 if not ceiling < 0.85 else 1.2 * ceiling
-        axes.set_xlim(0, max(right, *(1.05 * dot for dot in dots)))
+        axes.set_xlim(0, max(right, 1.05 * largest))
         axes.set_xlabel("accuracy")
-        if 0 < len(learned) < len(methods):
-            axes.axhline(len(learned) - 0.5, color=INK, alpha=0.35, linewidth=0.6)
+        if 0 < num_learned < len(scores):
+            axes.axhline(num_learned - 0.5, color=INK, alpha=0.35, linewidth=0.6)
         if math.isfinite(chance := results.chance(domain)):
             mark_line(axes, chance, "chance", style=":")
         if math.isfinite(ceiling):
@@ -106,29 +116,22 @@ def score_figure(results: Results, domain: str) -> Picture | None:
             axes.axvspan(ceiling, axes.get_xlim()[1], color=INK, alpha=0.07, linewidth=0)
     text = "None of the paper's methods has finished."
     if leaders := best(results, domain, "accuracy"):
-        most = score(results, domain, leaders[0], "accuracy")
         text = f"Best of the paper's methods: {titles_of(leaders)} with "
-        text += f"{most.mean if most else 0:.3f}"
+        text += f"{scores[leaders[0]].mean:.3f}"
         text += f"; the ceiling is {ceiling:.3f}." if math.isfinite(ceiling) else "."
     return _picture(name, domain_title(domain), text, svg)
 
 
-def _dot(axes: Axes, results: Results, domain: str, method: str, y: int) -> float:
-    """Draw a method's accuracy and the paper's; returns the larger one."""
+def _dot(axes: Axes, y: int, colour: str, ours: Estimate, theirs: Published | None) -> None:
+    """Draw an accuracy, and the paper's if there is one, with their intervals."""
     axes.axhline(y, color=INK, alpha=0.12, linewidth=0.5, zorder=0)
-    ours = score(results, domain, method, "accuracy")
-    published = paper.ACCURACY.get((domain, method))
-    if published:
-        axes.plot(published.value, y, "D", mfc="none", mec=INK, mew=0.9, ms=6.5, zorder=4)
-        if published.half_width:
-            ends = published.value - published.half_width, published.value + published.half_width
-            axes.plot(ends, (y, y), color=INK, linewidth=0.9, alpha=0.6, zorder=2)
-    if ours is None:
-        return 0.0
-    half = ours.half_width()
-    error = None if math.isnan(half) else half
-    axes.errorbar(ours.mean, y, xerr=error, fmt="o", color=_colour(method), markersize=5, zorder=3)
-    return max(ours.mean, published.value if published else 0.0)
+    if theirs:
+        axes.plot(theirs.value, y, "D", mfc="none", mec=INK, mew=0.9, ms=6.5, zorder=4)
+        half = theirs.half_width or 0.0
+        ends = theirs.value - half, theirs.value + half
+        axes.plot(ends, (y, y), color=INK, linewidth=0.9, alpha=0.6, zorder=2)
+    error = None if math.isnan(ours.half_width()) else ours.half_width()
+    axes.errorbar(ours.mean, y, xerr=error, fmt="o", color=colour, markersize=5, zorder=3)
 
 
 def alignment_figure(results: Results, domain: str) -> Picture | None:

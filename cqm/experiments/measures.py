@@ -12,8 +12,6 @@ from cqm.experiments.methods import METHODS
 from cqm.experiments.published import Published
 from cqm.experiments.results import Results
 
-_VECTORS = ("effects", "outcomes")
-
 
 @dataclass(frozen=True)
 class Measure:
@@ -71,7 +69,7 @@ MEASURES = {
             "Squared error of the predicted effects as a share of their squared size; lower is "
             "better, and predicting zero scores 1. The paper prints no interval, so its seeds are "
             "assumed to vary as much as ours.",
-            predicts=_VECTORS,
+            predicts=("effects", "outcomes"),
             published=paper.EFFECT_NMSE,
             floor="zero",
             limit=("noise_floor", "Noise floor"),
@@ -90,7 +88,7 @@ MEASURES = {
             "as much as ours.",
             published=paper.CORRELATION,
         ),
-        Measure("excess_error", "Excess error", False, predicts=_VECTORS),
+        Measure("excess_error", "Excess error", False, predicts=("effects", "outcomes")),
         Measure("expected_accuracy", "Accuracy on expected effects", True),
         Measure("expected_regret", "Regret on expected effects", False),
         Measure("ceiling_share", "Share of ceiling", True),
