@@ -21,8 +21,8 @@ def process():
 
 def run(code, **variables):
     """What a program prints on a machine without a display."""
-    hidden = ("MUJOCO_GL", "DISPLAY", "WAYLAND_DISPLAY")
-    environment = {k: v for k, v in os.environ.items() if k not in hidden} | variables
+    kept = ("HOME", "LD_LIBRARY_PATH", "PATH", "PYTHONPATH")  # simulators set other variables
+    environment = {name: os.environ[name] for name in kept if name in os.environ} | variables
     ran = subprocess.run(
         [sys.executable, "-W", "error", "-c", PREAMBLE + code],
         env=environment,
