@@ -85,8 +85,10 @@ def fold_numbers(
     """
     names, own = np.unique(np.arange(num) if groups is None else groups, return_inverse=True)
     if not 2 <= folds <= len(names):
-        what = "trajectories" if groups is None else "groups of trajectories"
-        raise ValueError(f"folds must be from 2 to the {len(names)} {what}; got {folds}")
+        units = "trajectories" if groups is None else "groups of trajectories"
+        raise ValueError(
+            f"folds must be between 2 and the number of {units}, {len(names)}; got {folds}"
+        )
     return (np.random.default_rng(seed).permutation(len(names)) % folds)[own]
 
 

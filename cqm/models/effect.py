@@ -287,9 +287,10 @@ class _EffectFit:
                 "inputs": np.asarray(inputs(part.observations), np.float32),
                 "arms": part.arms.astype(np.int32),
             }
+            num = len(part) * recipe.draws
             return {
                 **{name: np.repeat(v, recipe.draws, axis=0) for name, v in by_state.items()},
-                **{name: v.reshape(-1, *v.shape[2:]) for name, v in by_draw.items()},
+                **{name: v.reshape(num, *v.shape[2:]) for name, v in by_draw.items()},
             }
 
         source, validation = self._data(rows)

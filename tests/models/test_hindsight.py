@@ -87,7 +87,7 @@ def test_rewards_that_are_not_linear(problems):
 
     measures = successor_measure(problem.mdp, discount=DISCOUNT, horizon=HORIZON)
     exact = integrate(effect_measure(measures), by_state)
-    found = model.reward_advantage(reward, problem.observations)
+    found = model.reward_advantage(problem.observations, reward)
     assert np.sqrt(np.mean((found - exact) ** 2) / np.mean(exact**2)) < 0.1
     np.testing.assert_allclose(found.sum(axis=1), 0, atol=1e-12)
 
@@ -109,10 +109,10 @@ def test_saved_and_loaded(model, branched, tmp_path):
     model.save(tmp_path)
     loaded = HindsightModel.load(tmp_path)
     np.testing.assert_array_equal(loaded.effect(observations), model.effect(observations))
-    speed = model.reward_advantage(lambda features: features[..., 1], observations)
+    speed = model.reward_advantage(observations, lambda features: features[..., 1])
     assert speed.shape == (20, 3)
     with pytest.raises(ValueError, match="a loaded model has no ratios"):
-        loaded.reward_advantage(lambda features: features[..., 1], observations)
+        loaded.reward_advantage(observations, lambda features: features[..., 1])
 
 
 def test_a_table_needs_every_action_in_every_state():
@@ -121,7 +121,7 @@ def test_a_table_needs_every_action_in_every_state():
     logs = Logs.from_arrays(states, actions, actions[:, None, None] + 0.0)
     with (
         pytest.warns(UserWarning, match="poor coverage"),
-        pytest.raises(ValueError, match="action 0 never occurs among the 300 decisions of state 1"),
+        pytest.raises(ValueError, match="action 0 never occurs among the 300 decisions in state 1"),
     ):
         HindsightModel(method="tabular").fit(logs)
     with pytest.raises(ValueError, match="method must be"):
@@ -143,10 +143,10 @@ def test_a_reward_of_the_spread_needs_all_directions():
     )
     states, square = np.zeros((1, 1)), lambda features: features[..., 1] ** 2
     model = HindsightModel(width=32, training=QUICK).fit(logs)
-    with pytest.warns(UserWarning, match="told apart along 1 of 2 directions"):
-        blind = model.reward_advantage(square, states)
+    with pytest.warns(UserWarning, match="distinguished along 1 of 2 directions"):
+        blind = model.reward_advantage(states, square)
     every = HindsightModel(width=32, training=QUICK, weighting=False).fit(logs)
-    found = every.reward_advantage(square, states)
+    found = every.reward_advantage(states, square)
     assert found[0, 1] - found[0, 0] > 5  # in truth 8
     assert abs(blind[0, 1] - blind[0, 0]) < 2
     for reward, message in (
@@ -155,6 +155,6 @@ def test_a_reward_of_the_spread_needs_all_directions():
         (lambda features: features[..., 0] * np.nan, "2000 not finite"),
     ):
         with pytest.raises(ValueError, match=message):
-            every.reward_advantage(reward, states)
+            every.reward_advantage(states, reward)
     with pytest.raises(ValueError, match="observations"):
-        every.reward_advantage(square, np.zeros((1, 5)))
+        every.reward_advantage(np.zeros((1, 5)), square)

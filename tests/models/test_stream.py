@@ -150,16 +150,15 @@ FIT = """
 import re, sys
 import numpy as np
 import cqm
-from cqm.models import effect
-from cqm.models.training import Trained
+from cqm.models import effect, training
 
-def touch(model, loss_fn, source, training, **options):
+def touch(model, loss_fn, source, settings, **options):
     # What the updates take does not depend on the data; compiling them would hide the rest.
     for chunk in range(6):
         source.window(chunk)
-    return Trained(model, np.zeros(1))
+    return training.Trained(model, np.zeros(1), np.zeros(0), 1)
 
-effect.train = touch
+training.train = touch
 # So that the samples for statistics are small beside both sets, as they are beside real ones.
 effect._STATISTICS_FAMILIES = effect._OBSERVED_FAMILIES = effect._STEP_FAMILIES = 500
 for method in ("direct", "unrolled"):

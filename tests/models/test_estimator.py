@@ -1,0 +1,216 @@
+"""What every estimator shares: parameters, files, card, and calibration."""
+
+import copy
+import inspect
+
+import numpy as np
+import pytest
+from sklearn.base import clone
+from support.worlds import pendulum_world
+
+import cqm
+from cqm import storage
+from cqm.models.estimator import Estimator, load_model
+from cqm.models.predictors import in_blocks
+from cqm.models.training import Training
+from cqm.quotient import ComparisonGraph, center
+
+ESTIMATORS = [cqm.EffectModel, cqm.ResidualModel, cqm.HindsightModel]
+QUICK = Training(updates=4, batch_size=8, chunk=2)
+RECIPE = {"horizon": 3, "warmup": (0, 0), "per_step": True}
+
+
+@pytest.fixture(scope="module")
+def world():
+    return pendulum_world()
+
+
+@pytest.fixture(scope="module")
+def branches(world):
+    return cqm.collect(world, states=400, seed=1, **RECIPE)
+
+
+@pytest.fixture(scope="module")
+def logs(branches):
+    return cqm.Logs.from_branches(branches, rng=np.random.default_rng(0))
+
+
+@pytest.fixture(scope="module")
+def held_out(world):
+    return cqm.collect(world, states=40, draws=16, seed=2, **RECIPE)
+
+
+@pytest.fixture(params=["effect-direct", "effect-unrolled", "residual", "tabular", "hindsight"])
+def fitted(request, branches, logs):
+    """A fitted model of each kind; every test gets its own."""
+    match request.param:
+        case "effect-direct":
+            return cqm.EffectModel(method="direct", width=8, members=2, training=QUICK).fit(
+                branches
+            )
+        case "effect-unrolled":
+            return cqm.EffectModel(width=8, draws=4, training=QUICK).fit(branches)
+        case "residual":
+            return cqm.ResidualModel(members=2).fit(logs)
+        case "tabular":
+            rng = np.random.default_rng(0)
+            cells, actions = rng.integers(2, size=(200, 1)), rng.integers(2, size=200)
+            outcomes = cells + actions[:, None] * (1.0 + cells)
+            table = cqm.Logs.from_arrays(cells, actions, outcomes[:, None])
+            return cqm.ResidualModel(method="tabular").fit(table)
+        case _:
+            return cqm.HindsightModel(width=8, training=QUICK).fit(logs)
+
+
+@pytest.mark.parametrize("kind", ESTIMATORS)
+def test_parameters_are_stored_untouched_and_follow_scikit_learn(kind):
+    reference = np.array([0.2, 0.3, 0.5])
+    model = kind(members=3, reference=reference, seed=4)
+    assert model.reference is reference
+    params = model.get_params()
+    assert list(params) == list(inspect.signature(kind).parameters)
+    assert (params["members"], params["seed"]) == (3, 4)
+    copied = clone(model)
+    assert type(copied) is kind
+    assert repr(copied.get_params()) == repr(params)
+    assert model.set_params(members=5) is model
+    assert model.members == 5
+    with pytest.raises(ValueError, match=r"unknown parameters \['depth'\]; available: \['method'"):
+        model.set_params(depth=3)
+    with pytest.raises(TypeError, match="depth"):
+        kind(depth=3)
+
+
+def test_a_repr_shows_what_differs_from_the_defaults():
+    assert repr(cqm.EffectModel()) == "EffectModel()"
+    model = cqm.EffectModel(width=64, training=Training(updates=10, seed=2))
+    assert repr(model) == "EffectModel(width=64, training=Training(updates=10, seed=2))"
+    assert repr(cqm.ResidualModel(weighting=False)) == "ResidualModel(weighting=False)"
+    paper = repr(cqm.EffectModel.paper(seed=3))
+    assert paper == (
+        "EffectModel(method='direct', conditioning='none', decoder_rank=8, width=128, "
+        "training=Training(), seed=3)"
+    )
+
+
+def test_a_saved_model_is_the_same_model(fitted, tmp_path):
+    observations = _observations(fitted)
+    fitted.save(tmp_path)
+    loaded = load_model(tmp_path)
+    assert type(loaded) is type(fitted)
+    assert repr(loaded) == repr(fitted)
+    np.testing.assert_array_equal(loaded.effect(observations), fitted.effect(observations))
+    np.testing.assert_array_equal(
+        loaded.member_effects(observations), fitted.member_effects(observations)
+    )
+    assert loaded.summary() == fitted.summary() == (tmp_path / "card.md").read_text()
+
+
+def test_effects_are_centred_at_any_reference(fitted, tmp_path):
+    observations = _observations(fitted)
+    effects = fitted.effect(observations)
+    num_actions = effects.shape[1]
+    size = np.abs(effects).max()
+    np.testing.assert_allclose(effects.sum(axis=1), 0, atol=1e-13 * size)
+    reference = np.arange(1.0, num_actions + 1) / sum(range(1, num_actions + 1))
+    moved = fitted.recenter(reference)
+    np.testing.assert_allclose(
+        moved.effect(observations), center(effects, reference), atol=1e-13 * size
+    )
+    assert fitted.reference is None  # the model itself stays as it is
+    moved.save(tmp_path)
+    np.testing.assert_array_equal(
+        load_model(tmp_path).effect(observations), moved.effect(observations)
+    )
+
+
+@pytest.mark.parametrize("kind", ["effect", "residual", "hindsight"])
+def test_a_calibrated_model_shows_its_scores_on_its_card(kind, branches, logs, held_out, tmp_path):
+    model: Estimator
+    if kind == "effect":
+        model = cqm.EffectModel(method="direct", width=8, training=QUICK).fit(branches)
+    elif kind == "residual":
+        model = cqm.ResidualModel().fit(logs)
+    else:
+        model = cqm.HindsightModel(width=8, training=QUICK).fit(logs)
+    assert "not calibrated" in model.summary()
+    model.calibrate(held_out).save(tmp_path)
+    card = (tmp_path / "card.md").read_text()
+    assert f"excess error {model.calibration_.excess_error:.4g} on 40 held-out states" in card
+    assert load_model(tmp_path).summary() == card
+    for section in ("World", "Data", "Model", "Scores", "Limits", "Versions"):
+        assert f"## {section}" in card
+
+
+def test_models_learn_only_from_their_own_data(branches, logs):
+    with pytest.raises(ValueError, match="EffectModel learns from Branches; got Logs"):
+        cqm.EffectModel().fit(logs)
+    with pytest.raises(ValueError, match="ResidualModel learns from Logs; got Branches"):
+        cqm.ResidualModel().fit(branches)
+
+
+def test_saved_parameters_round_trip(branches, tmp_path):
+    graph = ComparisonGraph(3, ((2, 0), (0, 1)))  # neither sorted nor oriented
+    model = cqm.EffectModel(
+        width=8, graph=graph, reference=np.array([0.2, 0.3, 0.5]), training=QUICK
+    )
+    model.fit(branches).save(tmp_path)
+    loaded = cqm.EffectModel.load(tmp_path)
+    assert loaded.graph == graph
+    assert loaded.training == QUICK
+    assert loaded.reference == (0.2, 0.3, 0.5)
+
+
+def test_a_model_of_another_kind_is_refused(logs, tmp_path):
+    cqm.ResidualModel().fit(logs).save(tmp_path)
+    with pytest.raises(storage.DamagedFileError, match="kind 'residual'; EffectModel loads 'eff"):
+        cqm.EffectModel.load(tmp_path)
+    storage.write_json(tmp_path / "model.json", {"kind": "magic"})
+    with pytest.raises(storage.DamagedFileError, match="kind 'magic'; known: "):
+        load_model(tmp_path)
+
+
+def test_a_setting_that_an_older_checkpoint_lacks_counts_as_its_default(
+    branches, tmp_path, monkeypatch
+):
+    """Adding a parameter must not make the checkpoints of earlier versions unreadable."""
+    defaults = cqm.EffectModel._defaults()
+    older = {name: value for name, value in defaults.items() if name != "memory_gb"}
+    model = cqm.EffectModel(method="direct", width=8, training=QUICK)
+    with monkeypatch.context() as patch:
+        patch.setattr(cqm.EffectModel, "_defaults", classmethod(lambda cls: older))
+        expected = model.fit(branches, directory=tmp_path).effect(_observations(model))
+    again = clone(model).fit(branches, directory=tmp_path)  # finds it finished
+    np.testing.assert_array_equal(again.effect(_observations(model)), expected)
+    changed = clone(model).set_params(memory_gb=1.0)
+    with pytest.raises(ValueError, match=r"model\.memory_gb: 2\.0 -> 1\.0"):
+        changed.fit(branches, directory=tmp_path)
+
+
+@pytest.mark.parametrize("num", [0, 1, 7, 8, 20])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_predictions_in_blocks_are_those_of_all_rows_at_once(num, axis):
+    inputs = np.arange(3.0 * num, dtype=np.float32).reshape(num, 3)
+    shapes = []
+
+    def predict(block):
+        shapes.append(block.shape)
+        return 2 * block if axis == 0 else 2 * block[None]
+
+    found = in_blocks(predict, inputs, 8, axis=axis)
+    np.testing.assert_array_equal(found, 2 * inputs if axis == 0 else 2 * inputs[None])
+    assert set(shapes) == {(8, 3)}
+    assert found.dtype == np.float64
+
+
+def test_copies_do_not_share_their_calibration(branches, held_out):
+    model = cqm.EffectModel(method="direct", width=8, training=QUICK).fit(branches)
+    calibrated = copy.copy(model).calibrate(held_out)
+    assert calibrated.calibration_ is not None
+    assert model.calibration_ is None
+
+
+def _observations(model):
+    if model.method_ == "tabular":
+        return np.array([[0.0], [1.0]])
+    return np.random.default_rng(3).normal(size=(5, len(model.observation_names)))
