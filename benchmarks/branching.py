@@ -1,20 +1,19 @@
-"""Speed of branching, in one run, against two peers.
+"""Speed of branching against two peers in the same run.
 
-The *limit* is MuJoCo's native rollout of the same physics steps with nothing else: no initial
+The *limit* is MuJoCo's native rollout of the same physics steps and nothing else: no initial
 states, no observations, no sums, no files. The *loop* is the straightforward program: dm_control's
-`env.step` for every branch, each started by restoring the state correctly. What is measured is
-`cqm.collect` as a user calls it, writing to disk included.
+`env.step` for every branch, with the state correctly restored at the start of each. `cqm.collect`
+is measured as a user calls it, including writing to disk.
 
 Two stages are measured. *Branching* starts from ready states. *Everything* also draws the initial
-states, which for the cheetah means 200 physics steps of settling before 60 of branching, and
-warms them up.
+states, which for the cheetah takes 200 physics steps of settling before 60 of branching, and warms
+them up.
 
     python -m benchmarks.branching
 """
 
 from __future__ import annotations
 
-import csv
 import os
 import subprocess
 import sys
@@ -34,12 +33,13 @@ from dm_control import suite
 from mujoco.rollout import Rollout
 
 import cqm
+from benchmarks import write_csv
 from cqm.worlds.contract import num_states, take
 from cqm.worlds.nuisance import Nuisance, NuisanceWorld
 from cqm.worlds.suite import SuiteWorld
 
 HORIZON, DISCOUNT, MEAN_WARMUP = 12, 0.95, 10
-LOOP_STATES = 100  # enough for a stable rate of the slow peer
+LOOP_STATES = 100  # enough for a stable rate of the slow loop
 STATES = {
     "cartpole-swingup": 20_480,
     "reacher-easy": 40_960,
@@ -53,19 +53,19 @@ class Settings:
     """What to measure."""
 
     rounds: int = 3
-    """Times that each peer runs; the fastest counts."""
+    """Runs per peer; the fastest counts."""
     threads: int = len(os.sched_getaffinity(0))
-    """Threads for the collection and for the limit."""
+    """Number of threads for the collection and for the limit."""
     nuisance: int = 64
     """Dimension of the nuisance."""
     memory: bool = True
-    """Whether to measure peak memory too."""
+    """Whether to measure peak memory as well."""
     out: Path = Path("benchmarks/results/branching.csv")
-    """Where to write the figures."""
+    """Where to write the results."""
 
 
 class ReadyWorld(cqm.World):
-    """A world whose initial states are drawn from ready ones, so that only branching is left."""
+    """A world that draws its initial states from ready ones, so that only branching is measured."""
 
     def __init__(self, world: SuiteWorld, states: dict[str, np.ndarray]):
         self.world, self.states = world, states
@@ -76,7 +76,7 @@ class ReadyWorld(cqm.World):
     def reset(self, num: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
         return take(self.states, rng.integers(num_states(self.states), size=num))
 
-    observe = rollout = identity = None  # the world's own, set above
+    observe = rollout = identity = None  # set above to those of the wrapped world
 
 
 def main(settings: Settings) -> None:
@@ -99,7 +99,7 @@ def main(settings: Settings) -> None:
 
 
 def measure(name: str, settings: Settings) -> list[dict]:
-    """Branch steps a second of the collection, the limit and the loop, for both stages."""
+    """Branch steps per second of the collection, the limit and the loop, for both stages."""
     native = cqm.load_world(name)
     num, threads = STATES[name], settings.threads
     ready = cqm.collect(native, states=1024, seed=1).states
@@ -113,7 +113,7 @@ def measure(name: str, settings: Settings) -> list[dict]:
         times.setdefault((stage, peer), []).append(elapsed)
 
     for _ in range(settings.rounds):
-        # Side by side, so that whatever else the machine does meets all of them.
+        # Alternating, so that other load on the machine affects all of them.
         note("branching", "cqm", seconds(lambda: collect(branching, num, threads, warmup=0)))
         note("branching", "limit", branch_limit := seconds(limit.branches))
         note("everything", "cqm", seconds(lambda: collect(everything, num, threads)))
@@ -182,7 +182,7 @@ class NativeLimit:
     def _rollouts(
         self, physics: np.ndarray, warm: np.ndarray, total: int, steps: int
     ) -> Callable[[], None]:
-        """`total` rollouts of `steps` physics steps, a buffer's worth at a time."""
+        """A function that does `total` rollouts of `steps` physics steps, one buffer at a time."""
         num, substeps = min(1024, total), self.world.substeps
         physics, warm = (np.resize(values, (num, values.shape[1])) for values in (physics, warm))
         actions = self.world.candidate_actions
@@ -209,7 +209,7 @@ class NativeLimit:
 
 
 def dm_control_loop(world: SuiteWorld, nuisance: Nuisance, num: int) -> tuple[float, float]:
-    """Seconds for branches by `env.step`, each from a correctly restored state, and for all."""
+    """Seconds that `env.step` takes for the branches, and for everything."""
     environment = suite.load(*world.name.split("-", 1), task_kwargs={"random": 0})
     rng, actions = np.random.default_rng(0), world.candidate_actions
     spec = mujoco.mjtState.mjSTATE_INTEGRATION.value
@@ -239,7 +239,7 @@ def dm_control_loop(world: SuiteWorld, nuisance: Nuisance, num: int) -> tuple[fl
 
 
 def peak_memory(states: int) -> float:
-    """Peak resident memory in MiB of a process that collects so many reacher states."""
+    """Peak resident memory, in MiB, of a process that collects this many reacher states."""
     with tempfile.TemporaryDirectory() as directory:
         command = [sys.executable, "-m", "cqm.cli", "collect", "reacher-easy", "--nuisance", "64"]
         command += ["--states", str(states), "--out", directory]
@@ -257,7 +257,7 @@ def seconds(run: Callable[[], None]) -> float:
 
 
 def print_table(rows: list[dict]) -> None:
-    print(f"{'branch steps a second':<32}{'cqm':>10}{'limit':>11}{'loop':>9}", end="")
+    print(f"{'branch steps per second':<32}{'cqm':>10}{'limit':>11}{'loop':>9}", end="")
     print(f"{'of limit':>10}{'x loop':>8}")
     for row in rows:
         print(
@@ -265,15 +265,6 @@ def print_table(rows: list[dict]) -> None:
             f"{row['limit_steps_per_second']:>11,}{row['loop_steps_per_second']:>9,}"
             f"{row['share_of_limit']:>10.2f}{row['times_the_loop']:>8.1f}"
         )
-
-
-def write_csv(path: Path, rows: list[dict]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fields = list(dict.fromkeys(key for row in rows for key in row))
-    with open(path, "w", newline="") as file:
-        writer = csv.DictWriter(file, fields)
-        writer.writeheader()
-        writer.writerows(rows)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""How much the set of reward directions decides: ceilings and methods with other random sets.
+"""How much the scores depend on the reward directions: ceilings and scores with other random sets.
 
-The paper does not publish its directions. This draws other held-out sets and measures, for each,
-what could be reached and the scores of the methods: those that never see a reward, and
-those that learned from the benchmark's training rewards and answer for any. It continues the jobs
-of a run of the benchmark at full size, so that what is fitted there is not fitted again.
+The paper does not publish its reward directions. This draws other held-out sets and measures the
+best achievable scores and those of the methods for each set. Methods that learn from rewards have
+seen the benchmark's training rewards, but answer for any. The fits of a finished run of the
+benchmark at full size are reused.
 
     python -m benchmarks.directions --run runs/paper
 """
@@ -22,14 +22,13 @@ import numpy as np
 import tyro
 
 import cqm
-from benchmarks.branching import write_csv
+from benchmarks import write_csv
 from cqm.branches.dataset import Branches
 from cqm.decisions import advantage
-from cqm.experiments.methods import METHODS, Lesson, Predictor
+from cqm.experiments.methods import Predictor, Task, method_of
 from cqm.experiments.metrics import accuracy, ceilings, correlation, normalised_regret
 from cqm.experiments.protocol import DOMAINS, PAPER, Job, Protocol, preset
-from cqm.experiments.runner import job_directory
-from cqm.worlds.nuisance import NuisanceWorld
+from cqm.experiments.studies.benchmark import job_directory
 
 
 @dataclass(frozen=True)
@@ -37,17 +36,17 @@ class Settings:
     """What to measure."""
 
     run: Path
-    """Directory of a run of the benchmark, whose branches and fits are used."""
+    """Directory of a run of the benchmark, whose branches and fits are reused."""
     worlds: tuple[str, ...] = DOMAINS
-    """Suite tasks."""
+    """Names of suite tasks."""
     methods: tuple[str, ...] = PAPER
-    """Of the benchmark."""
+    """Methods of the benchmark."""
     sets: int = 40
-    """Random sets of directions beside the benchmark's own, which is number 0."""
+    """Number of random sets of directions; the benchmark's own set is number 0."""
     seed: int = 7
-    """Of the run."""
+    """Seed of the run to use."""
     out: Path = Path("benchmarks/results/directions.csv")
-    """Where to write the figures."""
+    """Where to write the results."""
 
 
 def main(settings: Settings) -> None:
@@ -56,7 +55,7 @@ def main(settings: Settings) -> None:
 
 
 def scores(settings: Settings, name: str) -> list[dict[str, Any]]:
-    """Of every set and method on a domain."""
+    """Scores of every method with every set on one domain."""
     full = preset("paper")
     where = settings.run / "branches" / name / str(settings.seed)
     sets = {part: Branches.open(where / part) for part in full.branch_sets(settings.seed)}
@@ -100,23 +99,23 @@ def scores(settings: Settings, name: str) -> list[dict[str, Any]]:
 
 
 def fitted(
-    settings: Settings, full: Protocol, sets: dict[str, Branches], world: NuisanceWorld, method: str
+    settings: Settings, full: Protocol, sets: dict[str, Branches], world: cqm.World, name: str
 ) -> Predictor:
     """A method as the benchmark fits it."""
-    job = Job(world.native.name, settings.seed, method)
-    lesson = Lesson(
+    method, conditioning = method_of(name)
+    task = Task(
         branches=sets["training"],
         rewards=world.mixed_weights(full.rewards(len(world.native.feature_names))[0]),
         training=replace(full.training, seed=settings.seed),
-        conditioning="none",
-        directory=job_directory(settings.run, job),
+        conditioning=conditioning,
+        directory=job_directory(settings.run, Job(world.native.name, settings.seed, name)),
         show_progress=True,
     )
-    return METHODS[method](lesson)
+    return method.fit(task)
 
 
 def directions(full: Protocol, number: int, num_features: int) -> np.ndarray:
-    """Held-out directions, `[rewards, d]`: the benchmark's own, or a random set by its number."""
+    """Held-out directions, `[rewards, d]`: set 0 is the benchmark's own, others are random."""
     if number == 0:
         return full.rewards(num_features)[1]
     rng = np.random.default_rng([number, num_features])
@@ -125,4 +124,4 @@ def directions(full: Protocol, number: int, num_features: int) -> np.ndarray:
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Settings))
+    main(tyro.cli(Settings, description=__doc__))

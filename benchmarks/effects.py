@@ -1,9 +1,9 @@
-"""Accuracy of effect models against what is reachable, at the paper's data budget.
+"""Accuracy of effect models compared with the best achievable, at the paper's data budget.
 
-For each world: 20,000 training states with one draw, and 500 held-out states with 64 draws, which
-tell the expected effects, how much of a label is noise, and what the best possible answers score.
+Each world has 20,000 training states with one draw, and 500 held-out states with 64 draws. The
+latter give the expected effects, the share of noise in the labels, and the best achievable scores.
 Another 1,000 held-out states with 16 draws calibrate the model; how often its intervals and its
-bounds on regret hold is counted on the 500.
+regret bounds hold is counted on the 500.
 
     python -m benchmarks.effects --worlds reacher-easy --models paper default
 """
@@ -21,7 +21,7 @@ import numpy as np
 import tyro
 
 import cqm
-from benchmarks.branching import write_csv
+from benchmarks import write_csv
 from cqm.decisions import Calibration, advantage, certify
 from cqm.experiments import metrics
 from cqm.experiments.protocol import preset
@@ -34,20 +34,20 @@ class Settings:
     """What to measure."""
 
     worlds: tuple[str, ...] = ("cartpole-swingup", "reacher-easy", "cheetah-run", "walker-walk")
-    """Suite tasks."""
+    """Names of suite tasks."""
     models: tuple[str, ...] = ("paper", "default")
-    """Which models."""
+    """Models to fit."""
     partial: tuple[str, ...] = ("reacher-easy",)
-    """Worlds where the default model is also fitted to families that branch three arms only, as
-    many as make the same number of rollouts."""
+    """Worlds in which the default model is also fitted to families of only three arms, with as many
+    rollouts in total."""
     states: int = 20_000
-    """Training states."""
+    """Number of training states."""
     seed: int = 7
-    """Of data, mixing and models."""
+    """Random seed for data, mixing and models."""
     directory: Path = Path("runs/effects")
-    """Where branches are kept, so that a second run does not collect them again."""
+    """Where branches are kept for the next run."""
     out: Path = Path("benchmarks/results/effects.csv")
-    """Where to write the figures."""
+    """Where to write the results."""
 
 
 def main(settings: Settings) -> None:
@@ -93,7 +93,7 @@ def main(settings: Settings) -> None:
 
 
 def score(predicted: np.ndarray, held_out: cqm.Branches, queries: list) -> dict[str, float]:
-    """Errors and accuracy on every draw of held-out states, beside what could be reached."""
+    """Errors and accuracy on all draws of the held-out states, and the best achievable ones."""
     weights = np.stack([query.weights for query in queries])
     effects = held_out.effects()
     values = advantage(held_out.outcomes[:, 0], weights)
@@ -118,7 +118,7 @@ def score(predicted: np.ndarray, held_out: cqm.Branches, queries: list) -> dict[
 def judge(
     predicted: np.ndarray, held_out: cqm.Branches, queries: list, calibration: Calibration
 ) -> dict[str, float]:
-    """How often 95 % intervals and bounds hold for expected effects, and how often they decide."""
+    """How often 95 % intervals and regret bounds hold, and how often they settle the decision."""
     expected, recipe = held_out.effects().mean(axis=1), held_out.recipe
     covered, bounded, separable, wrong = [], [], [], []
     for query in queries:

@@ -1,7 +1,7 @@
-"""How much the candidate actions decide: errors of the vector methods with other prototypes.
+"""How much the scores depend on the candidate actions: effect errors with other prototypes.
 
-The paper does not publish its prototype actions either. This draws other sets as the benchmark
-draws its own, collects branches at full size for each and fits and scores the methods on them.
+The paper does not publish its prototype actions. This draws further sets in the way the benchmark
+draws its own, collects branches at full size for each set, and fits and scores the methods.
 
     python -m benchmarks.prototypes
 """
@@ -16,9 +16,9 @@ from typing import Any
 import tyro
 
 import cqm
-from benchmarks.branching import write_csv
+from benchmarks import write_csv
 from cqm.experiments.job import do_job
-from cqm.experiments.protocol import Job, preset
+from cqm.experiments.protocol import CEILINGS, Job, preset
 from cqm.worlds.suite import load_task
 
 
@@ -27,17 +27,17 @@ class Settings:
     """What to measure."""
 
     worlds: tuple[str, ...] = ("cheetah-run",)
-    """Suite tasks."""
+    """Names of suite tasks."""
     methods: tuple[str, ...] = ("cqm", "world", "sf")
-    """Those that predict vectors."""
+    """Methods that predict vectors."""
     sets: int = 2
-    """Sets of prototypes beside the benchmark's own, which is number 0."""
+    """Number of further sets of prototypes; the benchmark's own set is number 0."""
     seed: int = 7
-    """Of states, nuisance and networks."""
+    """Random seed for states, nuisance and networks."""
     work: Path = Path("runs/prototypes")
-    """Where branches and fits are kept; the same command continues after a stop."""
+    """Where branches and fits are kept; rerun the command to resume it."""
     out: Path = Path("benchmarks/results/prototypes.csv")
-    """Where to write the figures."""
+    """Where to write the results."""
 
 
 def main(settings: Settings) -> None:
@@ -50,7 +50,7 @@ def main(settings: Settings) -> None:
 
 
 def errors(settings: Settings, name: str, number: int) -> dict[str, Any]:
-    """The effect errors of the methods with a set of prototypes, and the noise in the labels."""
+    """Effect errors of the methods with one set of prototypes, and the noise floor."""
     full, where = preset("paper"), settings.work / name / str(number)
     actions = load_task(name, seed=number).candidate_actions
     world = cqm.load_world(
@@ -59,10 +59,9 @@ def errors(settings: Settings, name: str, number: int) -> dict[str, Any]:
     recipes = full.branch_sets(settings.seed)
     sets = {part: cqm.collect(world, out=where / part, **recipes[part]) for part in recipes}
     row: dict[str, Any] = {"domain": name, "prototypes": number}
-    for method in ("ceilings", *settings.methods):
-        (where / method).mkdir(exist_ok=True)
+    for method in (CEILINGS, *settings.methods):
         record = do_job(full, Job(name, settings.seed, method), sets, where / method)
-        if method == "ceilings":
+        if method == CEILINGS:
             row["noise_floor"] = round(record["ceilings"][0]["noise_floor"], 4)
         else:
             row[method] = round(record["scores"][0]["effect_nmse"], 4)
@@ -70,4 +69,4 @@ def errors(settings: Settings, name: str, number: int) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Settings))
+    main(tyro.cli(Settings, description=__doc__))

@@ -1,8 +1,8 @@
-"""Speed of rankings: 10,000 states times 1,000 rewards, against a bare matrix product.
+"""Speed of ranking the actions of 10,000 states for 1,000 rewards, against one matrix product.
 
-The *limit* is one BLAS product of the same sizes into ready memory: the values of all actions of
-all states for all rewards, and nothing else. *act* finds the best action of each state for each
-reward; *rank* puts all actions in order.
+The *limit* is one BLAS product of the same sizes into allocated memory: the values of all actions
+in all states for all rewards, and nothing else. *act* finds the best action per state and reward;
+*rank* sorts all actions.
 
     python -m benchmarks.querying
 """
@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import tyro
 
-from benchmarks.branching import write_csv
+from benchmarks import write_csv
 from cqm import decisions
 
 
@@ -28,17 +28,17 @@ class Settings:
     """What to measure."""
 
     states: int = 10_000
-    """States."""
+    """Number of states."""
     queries: int = 1_000
-    """Rewards asked of each."""
+    """Number of rewards."""
     actions: int = 5
-    """Candidate actions, as in the paper's larger worlds."""
+    """Number of candidate actions, as in the paper's larger worlds."""
     features: int = 88
-    """Features, as in walker with the paper's nuisance."""
+    """Number of features, as in walker with the paper's nuisance."""
     rounds: int = 5
-    """Times that each runs; the fastest counts."""
+    """Runs per peer; the fastest counts."""
     out: Path = Path("benchmarks/results/querying.csv")
-    """Where to write the figures."""
+    """Where to write the results."""
 
 
 def main(settings: Settings) -> None:
@@ -54,7 +54,7 @@ def main(settings: Settings) -> None:
     }
     times: dict[str, list[float]] = {name: [] for name in peers}
     for _ in range(settings.rounds):
-        # Side by side, so that whatever else the machine does meets all of them.
+        # Alternating, so that other load on the machine affects all of them.
         for name, run in peers.items():
             started = time.perf_counter()
             run()
@@ -76,7 +76,7 @@ def main(settings: Settings) -> None:
                 "numpy": version("numpy"),
             }
         )
-        print(f"{name:<8}{rate:>14,.0f} rankings a second{rate / limit:>8.2f} of the limit")
+        print(f"{name:<8}{rate:>14,.0f} rankings per second{rate / limit:>8.2f} of the limit")
     write_csv(settings.out, rows)
     print(f"\nwritten to {settings.out}")
 

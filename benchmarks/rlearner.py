@@ -1,8 +1,8 @@
 """The residual model against an independent double machine learning implementation.
 
-One-dimensional outcomes, two actions, one step: there the residual model is an R-learner, and its
+With one-dimensional outcomes, two actions and one step, the residual model is an R-learner, so its
 average contrast can be compared with EconML's `LinearDML` on the same logs. EconML is not a
-dependency of the package: it runs in a Python of its own, which is given.
+dependency of the package; it runs in an environment of its own.
 
     python -m venv peer && peer/bin/pip install econml
     python -m benchmarks.rlearner --peer peer/bin/python
@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import tyro
 
-from benchmarks.branching import write_csv
+from benchmarks import write_csv
 from cqm.branches.recipe import draw_actions
 from cqm.logs.dataset import Logs
 from cqm.models.residual import ResidualModel
@@ -65,21 +65,21 @@ class Settings:
     """What to compare."""
 
     peer: Path
-    """A Python in which EconML is installed."""
+    """Python interpreter of an environment with EconML."""
     trajectories: int = 5_000
-    """Of each set of logs."""
+    """Number of trajectories per set of logs."""
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
-    """Of the logs."""
+    """Random seeds for the logs; one set of logs per seed."""
     out: Path = Path("benchmarks/results/rlearner.csv")
-    """Where to write the figures."""
+    """Where to write the results."""
 
 
 def sample(num: int, rng: np.random.Generator) -> tuple[Logs, np.ndarray]:
-    """Logs with confounding: a state raises both the outcome and the chance of the action."""
+    """Confounded logs: the state raises both the outcome and the propensity of the action."""
     state = rng.normal(size=(num, 3))
-    chance = 0.15 + 0.7 / (1 + np.exp(-1.5 * state[:, 0]))
-    chances = np.stack([1 - chance, chance], axis=1)
-    action = draw_actions(chances, rng.random(num))
+    propensity = 0.15 + 0.7 / (1 + np.exp(-1.5 * state[:, 0]))
+    propensities = np.stack([1 - propensity, propensity], axis=1)
+    action = draw_actions(propensities, rng.random(num))
     effect = 1 + 0.5 * state[:, 1]
     common = 3 * state[:, 0] + np.sin(2 * state[:, 2])
     outcome = common + effect * action + rng.normal(size=num)

@@ -1,13 +1,13 @@
-"""Speed of training: the paper's network, in one run, against two peers.
+"""Speed of training the paper's network against two peers in the same run.
 
-What is measured is `cqm.models.training.train` as every model uses it, drawing of batches,
-clipping and AdamW included, from the second chunk on, so without compilation. *PyTorch* is the same
-network, loss and optimiser, written in the straightforward way and run eagerly. The *limit* is the
-matrix products of an update, forward and backward, as bare BLAS calls into ready memory.
+`cqm.models.training.train` is measured as every model uses it, including the drawing of batches,
+clipping and AdamW, from the second chunk on and therefore without compilation. *PyTorch* is the
+same network, loss and optimiser, written in the straightforward way and run eagerly. The *limit* is
+the matrix products of an update, forward and backward, as BLAS calls into allocated memory.
 
-Each peer runs in a process of its own that may use the given cores only, so that no thread pool
-is in another's way. PyTorch is no dependency of the project; `pip install torch` adds it, and
-without it that column stays empty.
+Each peer runs in a process of its own, pinned to the given cores, so that thread pools do not
+interfere. PyTorch is not a dependency of the project; without it (`pip install torch`) its column
+stays empty.
 
     python -m benchmarks.training
 """
@@ -27,6 +27,8 @@ from pathlib import Path
 
 import tyro
 
+from benchmarks import write_csv
+
 INPUTS, ACTIONS, FEATURES = 88, 5, 88  # walker with the paper's nuisance
 WIDTH, RANK, EMBEDDING, BATCH, ROWS = 128, 8, 16, 256, 20_000
 
@@ -36,15 +38,15 @@ class Settings:
     """What to measure."""
 
     threads: tuple[int, ...] = (1, len(os.sched_getaffinity(0)))
-    """Cores that every peer may use; one row each."""
+    """Numbers of cores per peer; one row for each number."""
     updates: int = 1_000
-    """Updates to time."""
+    """Number of updates to time."""
     rounds: int = 3
-    """Times that each peer runs; the fastest counts."""
+    """Runs per peer; the fastest counts."""
     peer: str | None = None
-    """Run only this one, in this process, and print its milliseconds an update."""
+    """Run only this peer, in this process, and print its milliseconds per update."""
     out: Path = Path("benchmarks/results/training.csv")
-    """Where to write the figures."""
+    """Where to write the results."""
 
 
 def main(settings: Settings) -> None:
@@ -55,14 +57,14 @@ def main(settings: Settings) -> None:
         return
     peers = [name for name in PEERS if name != "torch" or importlib.util.find_spec("torch")]
     if "torch" not in peers:
-        print("PyTorch is not installed, so it is not compared with; pip install torch adds it\n")
+        print("PyTorch is not installed and is left out; pip install torch adds it\n")
     versions = {name: version(name) for name in ("jax", "equinox", "optax", "numpy")}
     versions["torch"] = version("torch") if "torch" in peers else ""
     rows = []
     for threads in dict.fromkeys(settings.threads):
         times: dict[str, list[float]] = {name: [] for name in peers}
         for _ in range(settings.rounds):
-            # Side by side, so that whatever else the machine does meets all of them.
+            # Alternating, so that other load on the machine affects all of them.
             for name in peers:
                 times[name].append(run_alone(name, settings.updates, threads))
         best = {name: min(values) for name, values in times.items()}
@@ -73,14 +75,12 @@ def main(settings: Settings) -> None:
         row["share_of_limit"] = round(best["limit"] / best["cqm"], 3)
         rows.append({**row, **versions})
         print(", ".join(f"{key} {value}" for key, value in row.items()))
-    from benchmarks.branching import write_csv
-
     write_csv(settings.out, rows)
     print(f"\nwritten to {settings.out}")
 
 
 def run_alone(peer: str, updates: int, threads: int) -> float:
-    """Milliseconds an update of a peer in a process of its own."""
+    """Milliseconds per update of a peer in a process of its own."""
     command = [sys.executable, "-m", "benchmarks.training", "--peer", peer]
     command += ["--updates", str(updates), "--threads", str(threads)]
     names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
@@ -110,7 +110,8 @@ def measure_cqm(updates: int, threads: int) -> float:
 
     ends = []
     chunk = 250
-    training = Training(updates=chunk * (1 + -(-updates // chunk)), batch_size=BATCH, chunk=chunk)
+    updates = chunk * (1 + -(-updates // chunk))
+    training = Training(updates=updates, batch_size=BATCH, chunk=chunk, seed=0)
     train(
         network,
         loss,
@@ -166,10 +167,10 @@ def measure_limit(updates: int, threads: int) -> float:
     import numpy as np
 
     both = BATCH * ACTIONS
-    # Rows, inputs and outputs of every layer; the head's first one is a sum of state and action.
+    # Rows, inputs and outputs of every layer; the head's first layer adds up state and action.
     forward = [(BATCH, INPUTS, WIDTH), *[(BATCH, WIDTH, WIDTH)] * 3, (ACTIONS, EMBEDDING, WIDTH)]
     forward += [(both, WIDTH, WIDTH), (both, WIDTH, RANK), (both, RANK, FEATURES)]
-    # Backward, a product for each layer's weights and, but for the first, one for its input.
+    # Backward: a product for each layer's weights and, except for the first, one for its input.
     backward = [(k, m, n) for m, k, n in forward] + [(m, n, k) for m, k, n in forward[1:]]
     rng = np.random.default_rng(0)
     ready = [
