@@ -1,4 +1,4 @@
-# Every verb makes its own virtual environment when it is missing, and not again.
+# Every verb creates the virtual environment if it is missing.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -15,7 +15,7 @@ help:
 	@echo "make bench       measure speed against peers"
 	@echo "make docs        build the documentation into docs/_build"
 
-# Reinstalled only when the pinned versions or the project's metadata change.
+# Reinstalled only if the pinned versions or the project's metadata change.
 $(READY): requirements.lock pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements.lock
