@@ -64,7 +64,7 @@ _KINDS = {
 }
 """Heading of each kind of figure, and how to read it."""
 _LEVELS = 6  # shades of a hexagon
-_POINTS = 61  # of a curve; more cannot be seen
+_POINTS = 61  # per curve; more cannot be seen
 
 
 def make_figures(results: Results) -> list[Picture]:

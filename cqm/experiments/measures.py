@@ -27,7 +27,7 @@ class Measure:
     published: Mapping[tuple[str, str], Published] = field(default_factory=dict)
     """The paper's numbers by domain and method."""
     floor: str = ""
-    """The method that knows nothing."""
+    """Name of the method that knows nothing, the reference at the other end."""
     limit: tuple[str, str] | None = None
     """Column of `ceilings.csv` with the best achievable value, and its title."""
 
@@ -110,7 +110,7 @@ def title_of(method: str) -> str:
 
 
 def titles_of(methods: Iterable[str]) -> str:
-    """Titles of methods that share a place."""
+    """Titles of tied methods, joined by "and"."""
     return " and ".join(map(title_of, methods))
 
 

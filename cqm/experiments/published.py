@@ -1,4 +1,4 @@
-"""The paper's published results as data, as printed, with where they stand in the paper."""
+"""The paper's published results as data, as printed, with their place in the paper."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def cards(results: Results) -> list[Card]:
 
 
 def smaller(results: Results) -> str:
-    """In what the run is smaller than the paper's experiment; empty if in nothing."""
+    """How the run is smaller than the paper's experiment; empty if it is not."""
     protocol = results.run.get("protocol", {})
     has = {**protocol.get("training", {}), **protocol}
     names = {"states": "training states", "test_states": "test states", "updates": "updates"}

@@ -204,7 +204,7 @@ def _choices(results: Results) -> Table:
 
 
 def _choice(rows: list[Row], logged: list[Row]) -> dict[str, float]:
-    """How each score of held-out logs ranks all estimators, and which of the logged it chooses."""
+    """How each score of held-out logs ranks all estimators, and the error of its choice."""
     quality = [-row["excess_error"] for row in rows]
     keys = ("r_score", "dr_score")
     ranks = (stats.kendalltau([row[key] for row in rows], quality).statistic for key in keys)
