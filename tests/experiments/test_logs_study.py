@@ -7,7 +7,7 @@ from support.synthetic_run import log_rows
 from cqm.cli import main
 from cqm.experiments import report, runner
 from cqm.experiments.results import load
-from cqm.experiments.studies.logs import PRESETS, LogsStudy, study_logs
+from cqm.experiments.studies.logs import PRESETS, LogsProtocol, LogsStudy, study_logs
 from cqm.storage import read_json, write_json
 
 
@@ -18,10 +18,8 @@ def test_a_row_per_number_of_trajectories_and_estimator(behaviour):
         "cartpole-swingup",
         nuisance=4,
         behaviour=behaviour,
-        trajectories=(600, 1200),
+        protocol=LogsProtocol((600, 1200), test_states=40, test_draws=8),
         estimators=names,
-        test_states=40,
-        test_draws=8,
         held_out=800,
     )
     assert [(row["trajectories"], row["estimator"]) for row in rows] == [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,15 +14,7 @@ from cqm import storage
 from cqm.branches.dataset import Branches
 from cqm.experiments.methods.base import Task
 from cqm.models.preprocessing import Coordinates, input_coordinates, output_basis
-from cqm.models.training import (
-    LossFn,
-    MemberLossFn,
-    Source,
-    Training,
-    stacked_members,
-    train,
-    train_members,
-)
+from cqm.models.training import Source, Trained, Training, train
 
 BLOCK = 512  # states predicted at once
 _STATISTICS_FAMILIES = 20_000  # as for the effect model: enough for covariances and spans
@@ -73,38 +65,20 @@ def require_next_observation(branches: Branches, method: str) -> None:
 
 def fit(
     model: Any,
-    loss_fn: LossFn,
+    loss_fn: Any,
     source: Source | Mapping[str, Any],
     task: Task,
     training: Training,
     name: str,
+    train_fn: Callable[..., Trained[Any]] = train,
 ) -> Any:
-    """Train a model with the one training loop; `name` is the prefix of its checkpoint."""
-    return train(model, loss_fn, source, training, **_options(task, name)).model
+    """Train a model with `train`, or an ensemble with `train_members`.
 
-
-def fit_members(
-    make_fn: Any,
-    members: int,
-    loss_fn: MemberLossFn,
-    source: Source | Mapping[str, Any],
-    task: Task,
-    training: Training,
-    name: str,
-) -> Any:
-    """Train an ensemble side by side, each member on batches of its own."""
-    networks = stacked_members(make_fn, members, task.seed)
-    return train_members(networks, loss_fn, source, training, **_options(task, name)).model
-
-
-def _options(task: Task, name: str) -> dict[str, Any]:
-    """Arguments of `train`; a checkpoint belongs to one method, task and set of branches."""
+    `name` is the prefix of the checkpoint, which belongs to this method, task and set of branches.
+    """
     branches = task.branches
-    arrays = {
-        "rewards": task.rewards,
-        "index": branches.index,
-        "observations": branches.observations,
-    }
+    arrays = {"rewards": task.rewards, "index": branches.index}
+    arrays["observations"] = branches.observations
     identity = {
         "method": name,
         "conditioning": task.conditioning,
@@ -112,9 +86,5 @@ def _options(task: Task, name: str) -> dict[str, Any]:
         "recipe": branches.recipe.to_json(),
         "sha256": {key: storage.sha256_arrays({key: array}) for key, array in arrays.items()},
     }
-    return {
-        "directory": task.directory,
-        "name": name,
-        "identity": identity,
-        "show_progress": task.show_progress,
-    }
+    options = {"directory": task.directory, "show_progress": task.show_progress}
+    return train_fn(model, loss_fn, source, training, name=name, identity=identity, **options).model

@@ -23,12 +23,13 @@ from jax import Array
 
 from cqm.branches.dataset import Branches
 from cqm.experiments.methods.base import Predictor, Task
-from cqm.experiments.methods.fitting import BLOCK, Inputs, fit_members, require_next_observation
+from cqm.experiments.methods.fitting import BLOCK, Inputs, fit, require_next_observation
 from cqm.experiments.methods.transitions import Transitions, of_all_arms
 from cqm.experiments.methods.vector import WIDTH, for_action
 from cqm.models.network import Network
 from cqm.models.predictors import in_blocks
 from cqm.models.preprocessing import Coordinates, input_coordinates
+from cqm.models.training import stacked_members, train_members
 
 MEMBERS = 5
 _MIN_LOG_VARIANCE, _MAX_LOG_VARIANCE = -8.0, 2.0  # relative to the variance of the changes
@@ -59,8 +60,9 @@ class WorldEnsemble(Predictor):
             actions = task.branches.num_actions
             return Network(inputs.size, actions, 2 * size, rank=WIDTH, width=WIDTH, key=key)
 
-        self.networks = fit_members(
-            make, MEMBERS, loss, transitions, task, of_all_arms(task), "world-ensemble"
+        networks, training = stacked_members(make, MEMBERS, task.seed), of_all_arms(task)
+        self.networks = fit(
+            networks, loss, transitions, task, training, "world-ensemble", train_members
         )
 
     def vectors(self, branches: Branches) -> np.ndarray:

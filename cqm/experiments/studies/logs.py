@@ -119,17 +119,8 @@ class LogsStudy(Study):
 
     def do(self, directory: Path, job: JobKey) -> dict[str, Any]:
         """Fit and score the estimators; branches are kept for the next run."""
-        protocol = self.protocol
-        rows = study_logs(
-            **job,
-            trajectories=protocol.trajectories,
-            test_states=protocol.test_states,
-            test_draws=protocol.test_draws,
-            training=protocol.training,
-            classifier=protocol.classifier,
-            directory=directory / "logs" / "branches" / str(job["seed"]),
-        )
-        return {"rows": rows}
+        where = directory / "logs" / "branches" / str(job["seed"])
+        return {"rows": study_logs(**job, protocol=self.protocol, directory=where)}
 
     def write_tables(self, directory: Path) -> None:
         """See `write_logs`."""
@@ -158,14 +149,10 @@ def study_logs(
     *,
     nuisance: int = 0,
     behaviour: str = "uniform",
-    trajectories: Sequence[int] = (1_000, 5_000, 20_000),
-    estimators: Sequence[str] = ESTIMATORS,
-    test_states: int = 500,
-    test_draws: int = 64,
-    held_out: int = 4_000,
-    training: Training | None = None,
-    classifier: Training | None = None,
     seed: int = 7,
+    protocol: LogsProtocol = PRESETS["paper"],
+    estimators: Sequence[str] = ESTIMATORS,
+    held_out: int = 4_000,
     directory: str | Path | None = None,
 ) -> list[dict[str, Any]]:
     """Scores of the estimators in one setting, one row per number of trajectories and estimator.
@@ -174,14 +161,10 @@ def study_logs(
         domain: The world's name.
         nuisance: Dimension of the autonomous process that is mixed in.
         behaviour: `uniform`, or `state` for a behaviour policy that depends on the native state.
-        trajectories: Numbers of logged trajectories, in increasing order.
-        estimators: Some of `ESTIMATORS`.
-        test_states: Number of states with branched truth.
-        test_draws: Draws per test state, whose mean stands for the expected effect.
-        held_out: Trajectories for the scores that need only logs.
-        training: Training of the branched model; None for its default.
-        classifier: Training of the hindsight model; None for its default.
         seed: Random seed for data and models.
+        protocol: Numbers of trajectories, test states and draws, and how models are trained.
+        estimators: Some of `ESTIMATORS`.
+        held_out: Trajectories for the scores that need only logs.
         directory: Where branches are kept between runs; None to keep them in memory.
     """
     if behaviour not in ("uniform", "state"):
@@ -205,36 +188,29 @@ def study_logs(
         return cqm.collect(world, out=out, continuation=continuation, **recipe)
 
     rng = np.random.default_rng(seed)
-    branches = collected("train", states=max(trajectories), per_step=True, seed=seed)
-    test = collected("test", states=test_states, draws=test_draws, seed=seed + 1_000)
+    num_test = {"states": protocol.test_states, "draws": protocol.test_draws}
+    branches = collected("train", states=max(protocol.trajectories), per_step=True, seed=seed)
+    test = collected("test", **num_test, seed=seed + 1_000)
     others = collected("held-out", states=held_out, per_step=True, seed=seed + 2_000)
     logs = Logs.from_branches(branches, propensities=propensities_fn, rng=rng)
     other_logs = Logs.from_branches(others, propensities=propensities_fn, rng=rng)
     setting = {"domain": domain, "nuisance": nuisance, "behaviour": behaviour}
     rows = []
-    for num in trajectories:
+    for num in protocol.trajectories:
         families = branches[: max(2, num // branches.num_actions)]
-        models = {
-            name: _fitted(name, families, logs[:num], training, classifier, seed)
-            for name in estimators
-        }
+        models = {n: _fitted(n, families, logs[:num], protocol, seed) for n in estimators}
         keys = {**setting, "trajectories": num, "seed": seed}
         rows += [{**keys, **row} for row in _rows(models, test, other_logs, world)]
     return rows
 
 
 def _fitted(
-    name: str,
-    families: Branches,
-    logs: Logs,
-    training: Training | None,
-    classifier: Training | None,
-    seed: int,
+    name: str, families: Branches, logs: Logs, protocol: LogsProtocol, seed: int
 ) -> Estimator:
     if name == "branched":
-        return EffectModel(seed=seed, training=training).fit(families)
+        return EffectModel(seed=seed, training=protocol.training).fit(families)
     if name == "hindsight":
-        return HindsightModel(seed=seed, width=128, training=classifier).fit(logs)
+        return HindsightModel(seed=seed, width=128, training=protocol.classifier).fit(logs)
     return ResidualModel(seed=seed, weighting=name == "residual").fit(logs)
 
 
@@ -275,10 +251,7 @@ def _rows(
                 "excess_error": metrics.excess_error(predicted, draws),
                 "accuracy": metrics.accuracy(values, truth),
                 "regret_share": lost / float(np.ptp(truth, axis=-1).sum()),
-                "r_score": own.r_score,
-                "r_error": own.r_error,
-                "dr_score": own.dr_score,
-                "dr_error": own.dr_error,
+                **asdict(own),
             }
         )
     return rows
