@@ -105,10 +105,8 @@ class Query:
         >>> Query.direction(np.ones(6), load_world("reacher-easy", nuisance=64)).weights.shape
         (70,)
         """
-        weights = _vector("weights", weights, _names(_native(features)))
-        return cls(
-            features.mixed_weights(weights) if isinstance(features, World) else weights, name
-        )
+        native = _vector("weights", weights, _names(_native(features)))
+        return cls(features.mixed_weights(native) if isinstance(features, World) else native, name)
 
     @classmethod
     def named(cls, weights: Mapping[str, float], features: Features) -> Query:
@@ -193,10 +191,8 @@ class Query:
         columns, sample = _columns(target, names), _events(features, events, num_events, seed)
         distances = np.linalg.norm(sample[:, columns] - [*target.values()], axis=1)
         place = ", ".join(f"{feature}={value:g}" for feature, value in target.items())
-        if squared:
-            name = f"-squared distance to {place}"
-            return cls._projected(sample, -(distances**2), features, name)
-        return cls._projected(sample, -distances, features, f"-distance to {place}")
+        rewards, kind = (distances**2, "squared distance") if squared else (distances, "distance")
+        return cls._projected(sample, -rewards, features, f"-{kind} to {place}")
 
     @classmethod
     def samples(cls, events: ArrayLike, rewards: ArrayLike, features: Features) -> Query:
@@ -254,15 +250,11 @@ def project(events: ArrayLike, rewards: ArrayLike) -> tuple[np.ndarray, Projecti
     events, rewards = np.asarray(events, float), np.asarray(rewards, float)
     if events.ndim != 2 or rewards.shape != events.shape[:1] or len(events) < 2:
         got = f"{list(events.shape)} and {list(rewards.shape)}"
-        raise ValueError(
-            f"a projection needs events [n, features] and rewards [n], n at least 2; got {got}"
-        )
+        raise ValueError(f"a projection needs events [n, features] and rewards [n]; got {got}")
     num, width = events.shape
     bad = num - np.sum(np.isfinite(rewards) & np.isfinite(events).all(axis=1))
     if bad:
-        raise ValueError(
-            f"reward and features must be finite; they are not on {bad} of {num} events"
-        )
+        raise ValueError(f"reward and features must be finite; {bad} of {num} events are not")
     size = np.abs(rewards).max(initial=0.0) or 1.0
     target = np.where(varies(rewards), rewards / size - np.mean(rewards / size), 0.0)
     centred = np.where(varies(events), events - events.mean(axis=0), 0.0)
@@ -272,9 +264,7 @@ def project(events: ArrayLike, rewards: ArrayLike) -> tuple[np.ndarray, Projecti
     kept = values > max(num, width) * np.finfo(float).eps * values.max(initial=0.0)
     rank = int(kept.sum())
     if num <= rank + 1:
-        raise ValueError(
-            f"{num} events are too few to estimate the error; pass more than {width + 1}"
-        )
+        raise ValueError(f"{num} events are too few to estimate the error; pass over {width + 1}")
     weights = right[kept].T @ (left[:, kept].T @ target / values[kept]) / scale
     if rank < width:  # keep only what the events span, in the features' own units
         basis, _ = np.linalg.qr((right[kept] * scale).T)
@@ -290,9 +280,7 @@ def project(events: ArrayLike, rewards: ArrayLike) -> tuple[np.ndarray, Projecti
 def _parsed(text: str, names: Sequence[str]) -> _Expression:
     """Parse a formula in a small subset of Python's grammar; nothing in it is executed."""
     if not isinstance(text, str) or len(text) > _MAX_LENGTH:
-        raise ValueError(
-            f"a formula must be a string of up to {_MAX_LENGTH} characters; got {text!r:.80}"
-        )
+        raise ValueError(f"a formula is text of up to {_MAX_LENGTH} characters; got {text!r:.80}")
     try:
         root = ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -364,7 +352,7 @@ def _names(features: Features) -> tuple[str, ...]:
     names: Any = getattr(features, "feature_names", features)
     if isinstance(names, str) or not all(isinstance(name, str) for name in names):
         raise ValueError(
-            f"features must be a world, branches, logs, a model or feature names; got {features!r}"
+            f"features must be a world, a data set, a model or names; got {features!r}"
         )
     return tuple(names)
 

@@ -417,8 +417,7 @@ def as_reference(reference: Reference, outcomes: Array) -> Array:
         if np.any(abs(sums - 1) > 1e-6):
             worst = sums.flat[abs(sums - 1).argmax()]
             raise ValueError(f"reference must sum to 1 over the actions; got {worst}")
-    # A reference rounded to float32 sums to one only approximately; without this, so would effects
-    # be centred only approximately.
+    # A reference rounded to float32 sums to one only approximately and would not centre exactly.
     return weights / weights.sum(axis=-1, keepdims=True)
 
 

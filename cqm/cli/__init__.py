@@ -1,7 +1,5 @@
 """The command line; `cqm --help` lists the commands."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Sequence

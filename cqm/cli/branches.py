@@ -1,38 +1,36 @@
 """`cqm collect` and `cqm audit`: branches of a world, and the check of a stored set."""
 
-from __future__ import annotations
-
 import json
 import warnings
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
+from tyro import constructors
 
 from cqm.branches.dataset import Branches
 from cqm.branches.recipe import Continuation, Recipe
 from cqm.cli.shared import Directory, Json, WorldName, default
 
-REGISTRY = tyro.constructors.ConstructorRegistry()
+REGISTRY = constructors.ConstructorRegistry()
 
 
 @REGISTRY.primitive_rule
-def _continuation(
-    info: tyro.constructors.PrimitiveTypeInfo,
-) -> tyro.constructors.PrimitiveConstructorSpec | None:
+def _continuation(info: constructors.PrimitiveTypeInfo) -> Any:
     """Read a continuation from `uniform` or from one probability per candidate action."""
-    if info.type is not Continuation:
-        return None
-    return tyro.constructors.PrimitiveConstructorSpec(
-        nargs="*",
-        metavar="uniform|FLOAT [FLOAT ...]",
-        instance_from_str=lambda args: Continuation.of(
-            args[0] if len(args) == 1 else [float(arg) for arg in args]
-        ),
-        is_instance=lambda value: isinstance(value, Continuation),
-        str_from_instance=lambda value: [str(value)],
-    )
+
+    def parsed(args: list[str]) -> Continuation:
+        return Continuation.of(args[0] if len(args) == 1 else [float(arg) for arg in args])
+
+    if info.type is Continuation:
+        return constructors.PrimitiveConstructorSpec(
+            "*",
+            metavar="uniform|FLOAT [FLOAT ...]",
+            instance_from_str=parsed,
+            is_instance=lambda value: isinstance(value, Continuation),
+            str_from_instance=lambda value: [str(value)],
+        )
 
 
 @dataclass(frozen=True)

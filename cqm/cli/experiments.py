@@ -1,7 +1,5 @@
 """`cqm reproduce` and `cqm report`: the paper's experiments, and the report of a run."""
 
-from __future__ import annotations
-
 import shlex
 import sys
 from dataclasses import dataclass, fields

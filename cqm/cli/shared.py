@@ -1,7 +1,5 @@
 """Arguments that several commands take, and how tables are printed."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any

@@ -1,7 +1,5 @@
 """`cqm worlds`: which worlds can be branched."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict, dataclass
 from typing import Annotated
