@@ -7,7 +7,8 @@ linear decoder with bias. A ReLU follows every layer of encoder and head except 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import equinox as eqx
@@ -37,6 +38,11 @@ class Linear(eqx.Module):
     def __call__(self, x: Array) -> Array:
         """Apply the map."""
         return x @ self.weight + self.bias
+
+
+def make_layers(sizes: Sequence[int], keys: Iterator[Array]) -> tuple[Linear, ...]:
+    """Affine maps from each size to the next, each initialised with a key of its own."""
+    return tuple(Linear(*pair, next(keys)) for pair in itertools.pairwise(sizes))
 
 
 def three_layers(layers: tuple[Linear, ...], inputs: Array) -> Array:
@@ -70,17 +76,9 @@ class Network(eqx.Module):
         key: Array,
     ):
         keys = iter(jax.random.split(key, 8))
-        self.encoder = (
-            Linear(num_inputs, width, next(keys)),
-            Linear(width, width, next(keys)),
-            Linear(width, width, next(keys)),
-        )
+        self.encoder = make_layers((num_inputs, width, width, width), keys)
         self.embedding = jax.random.normal(next(keys), (num_actions, embedding))
-        self.head = (
-            Linear(width + embedding, width, next(keys)),
-            Linear(width, width, next(keys)),
-            Linear(width, rank, next(keys)),
-        )
+        self.head = make_layers((width + embedding, width, width, rank), keys)
         self.decoder = Linear(rank, num_features, next(keys))
 
     def code(self, inputs: Array) -> Array:

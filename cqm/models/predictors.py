@@ -90,8 +90,7 @@ class FourierPredictor:
     def arrays(self) -> Arrays:
         """Coordinates, Fourier features, weights and basis."""
         return {
-            "inputs.shift": self.inputs.shift,
-            "inputs.matrix": self.inputs.matrix,
+            **self.inputs.arrays("inputs"),
             "waves.frequencies": self.frequencies,
             "waves.phases": self.phases,
             "waves.weights": self.weights,
@@ -115,12 +114,8 @@ class DirectPredictor:
 
     def arrays(self) -> Arrays:
         """Coordinates, basis and layers."""
-        return {
-            "inputs.shift": self.inputs.shift,
-            "inputs.matrix": self.inputs.matrix,
-            "basis": self.basis,
-            **_network_arrays("network", self.network),
-        }
+        network = _network_arrays("network", self.network)
+        return {**self.inputs.arrays("inputs"), "basis": self.basis, **network}
 
 
 @dataclass(frozen=True)
@@ -154,8 +149,7 @@ class UnrolledPredictor:
     def arrays(self) -> Arrays:
         """Coordinates, basis, continuations and layers."""
         arrays = {
-            "inputs.shift": self.inputs.shift,
-            "inputs.matrix": self.inputs.matrix,
+            **self.inputs.arrays("inputs"),
             "basis": self.basis,
             "scales": np.asarray(self.scales, np.float32),
             "discounts": self.discounts,
@@ -173,13 +167,8 @@ def restore_predictor(arrays: Mapping[str, np.ndarray]) -> Predictor:
         return TablePredictor(Table(arrays["table.rows"]), arrays["table.effects"])
     inputs, basis = Coordinates(arrays["inputs.shift"], arrays["inputs.matrix"]), arrays["basis"]
     if "waves.weights" in arrays:
-        return FourierPredictor(
-            inputs,
-            arrays["waves.frequencies"],
-            arrays["waves.phases"],
-            arrays["waves.weights"],
-            basis,
-        )
+        names = ("frequencies", "phases", "weights")
+        return FourierPredictor(inputs, basis=basis, **{n: arrays[f"waves.{n}"] for n in names})
     sizes = (inputs.matrix.shape[1], arrays["network.embedding"].shape[1], basis.shape[1])
     key = jax.random.key(0)
     if "network.decoder.weight" in arrays:

@@ -30,6 +30,10 @@ class Coordinates:
         """Coordinates of values, `[..., coordinates]`."""
         return (np.asarray(values, float) - self.shift) @ self.matrix
 
+    def arrays(self, name: str) -> dict[str, np.ndarray]:
+        """Shift and matrix, by their names in a file."""
+        return {f"{name}.shift": self.shift, f"{name}.matrix": self.matrix}
+
 
 def input_coordinates(
     kind: Conditioning, observations: np.ndarray, basis: np.ndarray | None

@@ -54,7 +54,7 @@ def fitted(request, branches, logs):
             return cqm.ResidualModel(members=2).fit(logs)
         case "tabular":
             rng = np.random.default_rng(0)
-            cells, actions = rng.integers(2, size=(200, 1)), rng.integers(2, size=200)
+            cells, actions = rng.integers(2, size=(2000, 1)), rng.integers(2, size=2000)
             outcomes = cells + actions[:, None] * (1.0 + cells)
             table = cqm.Logs.from_arrays(cells, actions, outcomes[:, None])
             return cqm.ResidualModel(method="tabular").fit(table)

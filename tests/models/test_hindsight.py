@@ -125,7 +125,7 @@ def test_a_table_needs_every_action_in_every_state():
     ):
         HindsightModel(method="tabular").fit(logs)
     with pytest.raises(ValueError, match="method must be"):
-        HindsightModel(method="magic")
+        HindsightModel(method="magic").fit(logs)
 
 
 def test_logs_with_a_rhythm_are_as_good_as_others():

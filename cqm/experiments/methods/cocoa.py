@@ -38,7 +38,7 @@ from cqm.experiments.methods.task_network import (
     TaskPredictor,
     make_task_network,
 )
-from cqm.models.network import Linear, after_first, three_layers
+from cqm.models.network import Linear, after_first, make_layers, three_layers
 
 TEMPERATURE = 0.25
 DISTILLATION = 0.5  # updates of the policy per update of the hindsight model
@@ -52,16 +52,8 @@ class HindsightNetwork(eqx.Module):
 
     def __init__(self, num_inputs: int, num_actions: int, num_given: int, *, key: Array):
         keys = iter(jax.random.split(key, 6))
-        self.encoder = (
-            Linear(num_inputs, WIDTH, next(keys)),
-            Linear(WIDTH, WIDTH, next(keys)),
-            Linear(WIDTH, WIDTH, next(keys)),
-        )
-        self.head = (
-            Linear(WIDTH + num_given, WIDTH, next(keys)),
-            Linear(WIDTH, WIDTH, next(keys)),
-            Linear(WIDTH, num_actions, next(keys)),
-        )
+        self.encoder = make_layers((num_inputs, WIDTH, WIDTH, WIDTH), keys)
+        self.head = make_layers((WIDTH + num_given, WIDTH, WIDTH, num_actions), keys)
 
     def __call__(self, inputs: Array, weights: Array, outcomes: Array) -> Array:
         """`[n, k, actions]` for inputs `[n, inputs]`, weights `[n, d]`, outcomes `[n, k, u]`."""

@@ -16,7 +16,7 @@ from jax import Array
 from cqm.branches.dataset import Branches
 from cqm.experiments.methods.base import Predictor, Task
 from cqm.experiments.methods.fitting import BLOCK, Inputs
-from cqm.models.network import Linear, after_first, three_layers
+from cqm.models.network import Linear, after_first, make_layers, three_layers
 from cqm.models.predictors import in_blocks
 
 WIDTH, EMBEDDING = 128, 16
@@ -31,17 +31,9 @@ class TaskNetwork(eqx.Module):
 
     def __init__(self, num_inputs: int, num_actions: int, num_features: int, *, key: Array):
         keys = iter(jax.random.split(key, 7))
-        self.encoder = (
-            Linear(num_inputs, WIDTH, next(keys)),
-            Linear(WIDTH, WIDTH, next(keys)),
-            Linear(WIDTH, WIDTH, next(keys)),
-        )
+        self.encoder = make_layers((num_inputs, WIDTH, WIDTH, WIDTH), keys)
         self.embedding = jax.random.normal(next(keys), (num_actions, EMBEDDING))
-        self.head = (
-            Linear(WIDTH + EMBEDDING + num_features, WIDTH, next(keys)),
-            Linear(WIDTH, WIDTH, next(keys)),
-            Linear(WIDTH, 1, next(keys)),
-        )
+        self.head = make_layers((WIDTH + EMBEDDING + num_features, WIDTH, WIDTH, 1), keys)
 
     def __call__(self, inputs: Array, weights: Array) -> Array:
         """`[n, queries, actions]` for inputs `[n, inputs]` and weights `[n or 1, queries, d]`."""
