@@ -1,19 +1,19 @@
-from . import bounds as bounds
-from . import branches as branches
-from . import decisions as decisions
-from . import logs as logs
-from . import measures as measures
-from . import models as models
-from . import queries as queries
-from . import quotient as quotient
-from . import storage as storage
-from . import worlds as worlds
+from . import (
+    bounds as bounds,
+    branches as branches,
+    decisions as decisions,
+    logs as logs,
+    measures as measures,
+    models as models,
+    queries as queries,
+    quotient as quotient,
+    storage as storage,
+    worlds as worlds,
+)
 from .branches.audit import audit as audit
 from .branches.collect import collect as collect
-from .branches.dataset import Branches as Branches
-from .branches.dataset import combine as combine
-from .branches.recipe import Policy as Policy
-from .branches.recipe import Recipe as Recipe
+from .branches.dataset import Branches as Branches, combine as combine
+from .branches.recipe import Policy as Policy, Recipe as Recipe
 from .decisions import Verdict as Verdict
 from .logs.dataset import Logs as Logs
 from .models.effect import EffectModel as EffectModel

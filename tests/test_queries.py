@@ -4,8 +4,7 @@ from dataclasses import FrozenInstanceError, asdict
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from cqm.bounds import combined_regret, total_mass
 from cqm.branches.collect import collect

@@ -1,13 +1,12 @@
-from . import audit as audit
-from . import cluster as cluster
-from . import collect as collect
-from . import dataset as dataset
-from . import recipe as recipe
-from . import shards as shards
-from . import simulate as simulate
+from . import (
+    audit as audit,
+    cluster as cluster,
+    collect as collect,
+    dataset as dataset,
+    recipe as recipe,
+    shards as shards,
+    simulate as simulate,
+)
 from .collect import DroppedWarning as DroppedWarning
-from .dataset import Branches as Branches
-from .dataset import combine as combine
-from .recipe import Continuation as Continuation
-from .recipe import Policy as Policy
-from .recipe import Recipe as Recipe
+from .dataset import Branches as Branches, combine as combine
+from .recipe import Continuation as Continuation, Policy as Policy, Recipe as Recipe

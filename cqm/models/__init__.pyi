@@ -1,9 +1,7 @@
 from .effect import EffectModel as EffectModel
-from .estimator import Estimator as Estimator
-from .estimator import load_model as load_model
+from .estimator import Estimator as Estimator, load_model as load_model
 from .hindsight import HindsightModel as HindsightModel
 from .residual import ResidualModel as ResidualModel
 from .scorer import Scorer as Scorer
-from .selection import Scores as Scores
-from .selection import held_out_scores as held_out_scores
+from .selection import Scores as Scores, held_out_scores as held_out_scores
 from .training import Training as Training

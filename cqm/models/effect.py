@@ -67,7 +67,8 @@ class EffectModel(Estimator):
     EffectModel(width=64)
     """
 
-    kind, title, examples = "effect", "Effect model", "branch families"
+    kind, title = "effect", "Effect model"
+    learns_from, examples = Branches, "branch families"
 
     def __init__(
         self,
@@ -133,21 +134,16 @@ class EffectModel(Estimator):
             directory: Where to keep checkpoints; an interrupted fit resumes from them.
             show_progress: See `cqm.progress.progress`.
         """
-        if not isinstance(branches, Branches):
-            raise ValueError(
-                f"EffectModel learns from Branches; got {type(branches).__name__}; "
-                "ResidualModel and HindsightModel learn from Logs"
-            )
+        return self._fit(branches, directory, show_progress)
+
+    def _learn(
+        self, branches: Branches, options: Mapping[str, Any]
+    ) -> DirectPredictor | UnrolledPredictor:
         if len(branches) == 0:
             raise ValueError("there are no families to learn from")
-
-        def learn(options: Mapping[str, Any]) -> DirectPredictor | UnrolledPredictor:
-            return _EffectFit(self, branches, options).predictor()
-
-        self._fit(branches, learn, directory, show_progress)
         index = branches.index
         self.families_ = branches.recipe.seed, int(index.min()), int(index.max())
-        return self
+        return _EffectFit(self, branches, options).predictor()
 
     def to_numpy(self) -> Scorer:
         """The same effects with NumPy alone; `Scorer.load` reads them from a saved model."""

@@ -45,7 +45,8 @@ class Estimator(abc.ABC):
 
     kind: ClassVar[str]  # in saved files
     title: ClassVar[str]  # on the model card
-    examples: ClassVar[str]  # what it learns from, in words
+    learns_from: ClassVar[type]
+    examples: ClassVar[str]  # the same in words
 
     # Parameters that every estimator has.
     method: str
@@ -74,6 +75,10 @@ class Estimator(abc.ABC):
     @abc.abstractmethod
     def _check_params(self) -> None:
         """Raise `ValueError` unless the parameters are valid."""
+
+    @abc.abstractmethod
+    def _learn(self, data: Any, options: Mapping[str, Any]) -> Predictor:
+        """Learn a predictor; `options` are passed on to the training loop."""
 
     # Parameters, by the conventions of scikit-learn.
 
@@ -107,14 +112,16 @@ class Estimator(abc.ABC):
     # Fitting.
 
     def _fit(
-        self,
-        data: Branches | Logs,
-        learn_fn: Callable[[Mapping[str, Any]], Predictor],
-        directory: str | Path | None,
-        show_progress: bool | None,
-    ) -> None:
+        self, data: Branches | Logs, directory: str | Path | None, show_progress: bool | None
+    ) -> Self:
         """Learn a predictor; it is assigned last, so an interrupted fit leaves no model."""
         self.predictor_ = self.calibration_ = None
+        if not isinstance(data, self.learns_from):
+            raise ValueError(
+                f"{type(self).__name__} learns from {self.learns_from.__name__}; got "
+                f"{type(data).__name__} (EffectModel is for Branches, ResidualModel and "
+                "HindsightModel are for Logs)"
+            )
         self._check_params()
         as_reference(self.reference, np.empty((data.num_actions, 1)))
         self.world_, self.recipe_ = dict(data.world), data.recipe
@@ -124,7 +131,9 @@ class Estimator(abc.ABC):
         self.losses_ = np.empty(0)
         self.versions_ = {"cqm": cqm.__version__, "python": platform.python_version()}
         self.versions_ |= {name: version(name) for name in ("jax", "equinox", "optax", "numpy")}
-        self.predictor_ = learn_fn({"directory": directory, "show_progress": show_progress})
+        options = {"directory": directory, "show_progress": show_progress}
+        self.predictor_ = self._learn(data, options)
+        return self
 
     def _ensemble(self, make_fn: Callable[[Any], Network]) -> Network:
         """The initial networks of all members, stacked."""

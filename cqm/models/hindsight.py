@@ -105,6 +105,7 @@ class HindsightModel(LogEstimator):
         super()._check_params()
 
     def _learn(self, logs: Logs, options: Mapping[str, Any]) -> Predictor:
+        logs.coverage().check()
         self._distil_fn: Callable[[np.ndarray], Predictor]
         if self.method == "tabular":
             return self._learn_table(logs)

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import abc
 import warnings
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self
 
 import numpy as np
 
 from cqm.logs.dataset import Logs
 from cqm.models.estimator import Estimator
-from cqm.models.predictors import Predictor
 from cqm.models.preprocessing import Coordinates, input_coordinates
 from cqm.models.subspace import Subspace, visible_subspace
 from cqm.regression import RandomFourierFeatures, Table, fold_numbers, mean_by, ridge
@@ -23,7 +20,7 @@ WIDTH = 256  # default width of hidden layers
 class LogEstimator(Estimator):
     """An estimator of effects that is fitted to logs."""
 
-    examples = "logged trajectories"
+    learns_from, examples = Logs, "logged trajectories"
     network_methods: ClassVar[tuple[str, ...]]  # methods that train a network
 
     folds: int
@@ -43,22 +40,7 @@ class LogEstimator(Estimator):
             directory: Where to keep checkpoints; an interrupted fit resumes from them.
             show_progress: See `cqm.progress.progress`.
         """
-        if not isinstance(logs, Logs):
-            raise ValueError(
-                f"{type(self).__name__} learns from Logs; got {type(logs).__name__}; "
-                "EffectModel learns from Branches"
-            )
-
-        def learn(options: Mapping[str, Any]) -> Predictor:
-            logs.coverage().check()
-            return self._learn(logs, options)
-
-        self._fit(logs, learn, directory, show_progress)
-        return self
-
-    @abc.abstractmethod
-    def _learn(self, logs: Logs, options: Mapping[str, Any]) -> Predictor:
-        """Learn a predictor; `options` are those of the training loop."""
+        return self._fit(logs, directory, show_progress)
 
     def _check_params(self) -> None:
         self._at_least(width=1, members=1, folds=2)

@@ -109,8 +109,11 @@ class DirectPredictor:
     def __call__(self, observations: np.ndarray) -> np.ndarray:
         """Effects, `[members, n, actions, features]`."""
         inputs = np.asarray(self.inputs(observations), np.float32)
-        effects = in_blocks(lambda block: _direct(self.network, block), inputs, 1024, axis=1)
-        return effects @ self.basis.T
+
+        def predict(block: Array) -> Array:
+            return _by_member(Network.effects, self.network, block)
+
+        return in_blocks(predict, inputs, 1024, axis=1) @ self.basis.T
 
     def arrays(self) -> Arrays:
         """Coordinates, basis and layers."""
@@ -141,8 +144,10 @@ class UnrolledPredictor:
 
         def predict(block: Array) -> Array:
             if self.behaviour is None:
-                return _unrolled(self.network, block, drawn, *fixed)
-            return _under_behaviour(self.network, self.behaviour, block, drawn, *fixed)
+                return _by_member(Transition.effects, self.network, block, drawn, *fixed)
+            return _by_member(
+                Transition.effects_under, self.network, block, self.behaviour, drawn, *fixed
+            )
 
         return in_blocks(predict, inputs, 32, axis=1) @ self.basis.T
 
@@ -229,28 +234,6 @@ def _restored(network: Any, prefix: str, arrays: Mapping[str, np.ndarray]) -> An
 
 
 @eqx.filter_jit
-def _direct(network: Network, inputs: Array) -> Array:
-    return eqx.filter_vmap(lambda member: member.effects(inputs))(network)
-
-
-@eqx.filter_jit
-def _unrolled(
-    network: Transition, inputs: Array, continuations: Array, discounts: Array, scales: Array
-) -> Array:
-    return eqx.filter_vmap(lambda member: member.effects(inputs, continuations, discounts, scales))(
-        network
-    )
-
-
-@eqx.filter_jit
-def _under_behaviour(
-    network: Transition,
-    behaviour: Classifier,
-    inputs: Array,
-    uniforms: Array,
-    discounts: Array,
-    scales: Array,
-) -> Array:
-    return eqx.filter_vmap(
-        lambda member: member.effects_under(behaviour, inputs, uniforms, discounts, scales)
-    )(network)
+def _by_member(method: Callable[..., Array], networks: Any, *arguments: Any) -> Array:
+    """A method of every member of an ensemble, `[members, ...]`."""
+    return eqx.filter_vmap(lambda member: method(member, *arguments))(networks)

@@ -101,6 +101,7 @@ class ResidualModel(LogEstimator):
             )
 
     def _learn(self, logs: Logs, options: Mapping[str, Any]) -> Predictor:
+        logs.coverage().check()
         if self.method == "tabular":
             return self._learn_table(logs)
         if self.method == "steps" and not logs.features_are_next_observation:

@@ -108,8 +108,8 @@ class Transition(eqx.Module):
 
     def effects_under(
         self,
-        behaviour: Classifier,
         inputs: Array,
+        behaviour: Classifier,
         uniforms: Array,
         discounts: Array,
         scales: Array,
@@ -117,8 +117,8 @@ class Transition(eqx.Module):
         """Effects `[n, actions, d]` when a behaviour policy chooses the later actions.
 
         Args:
-            behaviour: Logits of the actions, given the features' coordinates and the context.
             inputs: `[n, inputs]`; the network has no latent state.
+            behaviour: Logits of the actions, given the features' coordinates and the context.
             uniforms: Uniform numbers that the actions are drawn with, `[draws, horizon − 1]`.
             discounts: `[horizon]`.
             scales: From standardised features to those of the basis, `[d]`.

@@ -1,27 +1,25 @@
-from . import check as check
-from . import cloning as cloning
-from . import contract as contract
-from . import features as features
-from . import function as function
-from . import gym as gym
-from . import mujoco as mujoco
-from . import nuisance as nuisance
-from . import suite as suite
-from .check import Report as Report
-from .check import check_world as check_world
-from .contract import Rollout as Rollout
-from .contract import States as States
-from .contract import Status as Status
-from .contract import World as World
-from .features import ExpandedWorld as ExpandedWorld
-from .features import Products as Products
-from .features import RandomFourier as RandomFourier
-from .features import Squares as Squares
-from .features import UserFeatures as UserFeatures
+from . import (
+    check as check,
+    cloning as cloning,
+    contract as contract,
+    features as features,
+    function as function,
+    gym as gym,
+    mujoco as mujoco,
+    nuisance as nuisance,
+    suite as suite,
+)
+from .check import Report as Report, check_world as check_world
+from .contract import Rollout as Rollout, States as States, Status as Status, World as World
+from .features import (
+    ExpandedWorld as ExpandedWorld,
+    Products as Products,
+    RandomFourier as RandomFourier,
+    Squares as Squares,
+    UserFeatures as UserFeatures,
+)
 from .function import FunctionWorld as FunctionWorld
 from .gym import GymWorld as GymWorld
-from .loading import load_world as load_world
-from .loading import reload_world as reload_world
+from .loading import load_world as load_world, reload_world as reload_world
 from .mujoco import MujocoWorld as MujocoWorld
-from .nuisance import Nuisance as Nuisance
-from .nuisance import NuisanceWorld as NuisanceWorld
+from .nuisance import Nuisance as Nuisance, NuisanceWorld as NuisanceWorld

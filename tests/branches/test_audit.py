@@ -8,8 +8,7 @@ import pytest
 
 import cqm
 from cqm import storage
-from cqm.branches import audit as auditing
-from cqm.branches import shards
+from cqm.branches import audit as auditing, shards
 from cqm.worlds.function import FunctionWorld
 from cqm.worlds.nuisance import Nuisance, NuisanceWorld
 

@@ -11,8 +11,7 @@ import pytest
 
 import cqm
 from cqm import storage
-from cqm.branches import collect as collection
-from cqm.branches import shards
+from cqm.branches import collect as collection, shards
 from cqm.storage import DamagedFileError
 from cqm.worlds.function import FunctionWorld
 from cqm.worlds.nuisance import Nuisance, NuisanceWorld

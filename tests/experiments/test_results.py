@@ -3,8 +3,7 @@ import os
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from support.synthetic_run import log_rows, write_run
 
 from cqm.experiments.results import COLUMNS, load, read_csv, with_current_names, write_csv

@@ -16,8 +16,7 @@ import pytest
 import cqm
 from cqm import storage
 from cqm.cli import main
-from cqm.experiments import report
-from cqm.experiments import results as records
+from cqm.experiments import report, results as records
 from cqm.experiments.job import score
 from cqm.experiments.methods import METHODS, Method, Predictor
 from cqm.experiments.protocol import DOMAINS, PAPER, SEEDS, Job, preset

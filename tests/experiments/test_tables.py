@@ -4,8 +4,7 @@ import re
 import pytest
 from support.synthetic_run import write_run, write_scores
 
-from cqm.experiments import published as paper
-from cqm.experiments import tables
+from cqm.experiments import published as paper, tables
 from cqm.experiments.measures import MEASURES, score
 from cqm.experiments.methods import METHODS, Method
 from cqm.experiments.rendering import latex, markdown, write_tables
