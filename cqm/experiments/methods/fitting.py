@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from cqm import storage
 from cqm.branches.dataset import Branches
 from cqm.experiments.methods.base import Task
 from cqm.models.preprocessing import Coordinates, input_coordinates, output_basis
-from cqm.models.training import Source, Trained, Training, train
+from cqm.models.training import Source, Training, train, train_members
 
 BLOCK = 512  # states predicted at once
 _STATISTICS_FAMILIES = 20_000  # as for the effect model: enough for covariances and spans
@@ -70,12 +70,14 @@ def fit(
     task: Task,
     training: Training,
     name: str,
-    train_fn: Callable[..., Trained[Any]] = train,
+    *,
+    ensemble: bool = False,
 ) -> Any:
-    """Train a model with `train`, or an ensemble with `train_members`.
+    """Train a model, or the stacked members of an ensemble, with the shared training loop.
 
     `name` is the prefix of the checkpoint, which belongs to this method, task and set of branches.
     """
+    train_fn = train_members if ensemble else train
     branches = task.branches
     arrays = {"rewards": task.rewards, "index": branches.index}
     arrays["observations"] = branches.observations
@@ -86,5 +88,5 @@ def fit(
         "recipe": branches.recipe.to_json(),
         "sha256": {key: storage.sha256_arrays({key: array}) for key, array in arrays.items()},
     }
-    options = {"directory": task.directory, "show_progress": task.show_progress}
+    options: dict[str, Any] = {"directory": task.directory, "show_progress": task.show_progress}
     return train_fn(model, loss_fn, source, training, name=name, identity=identity, **options).model

@@ -29,7 +29,7 @@ from cqm.experiments.methods.vector import WIDTH, for_action
 from cqm.models.network import Network
 from cqm.models.predictors import in_blocks
 from cqm.models.preprocessing import Coordinates, input_coordinates
-from cqm.models.training import stacked_members, train_members
+from cqm.models.training import stacked_members
 
 MEMBERS = 5
 _MIN_LOG_VARIANCE, _MAX_LOG_VARIANCE = -8.0, 2.0  # relative to the variance of the changes
@@ -62,7 +62,7 @@ class WorldEnsemble(Predictor):
 
         networks, training = stacked_members(make, MEMBERS, task.seed), of_all_arms(task)
         self.networks = fit(
-            networks, loss, transitions, task, training, "world-ensemble", train_members
+            networks, loss, transitions, task, training, "world-ensemble", ensemble=True
         )
 
     def vectors(self, branches: Branches) -> np.ndarray:
