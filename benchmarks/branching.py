@@ -241,7 +241,7 @@ def dm_control_loop(world: SuiteWorld, nuisance: Nuisance, num: int) -> tuple[fl
 def peak_memory(states: int) -> float:
     """Peak resident memory, in MiB, of a process that collects this many reacher states."""
     with tempfile.TemporaryDirectory() as directory:
-        command = [sys.executable, "-m", "cqm.cli", "collect", "reacher-easy", "--nuisance", "64"]
+        command = [sys.executable, "-m", "cqm", "collect", "reacher-easy", "--nuisance", "64"]
         command += ["--states", str(states), "--out", directory]
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         _, status, usage = os.wait4(process.pid, 0)

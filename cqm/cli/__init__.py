@@ -7,6 +7,7 @@ from typing import Annotated
 
 import tyro
 
+from cqm import __version__
 from cqm.cli.branches import REGISTRY, Audit, Collect
 from cqm.cli.experiments import Report, Reproduce
 from cqm.cli.models import Ask, Fit
@@ -25,11 +26,15 @@ Command = (
 
 def main(args: Sequence[str] | None = None) -> int:
     """Run a command; mistakes are one line on standard error, not a traceback."""
+    args = sys.argv[1:] if args is None else args
+    if list(args) == ["--version"]:
+        print(f"cqm {__version__}")
+        return 0
     os.environ.setdefault("MUJOCO_GL", "disable")  # no command renders; servers have no display
     command = tyro.cli(
         Command,
         prog="cqm",
-        description="Counterfactual Quotient Models: learn what actions change.",
+        description=f"Counterfactual Quotient Models {__version__}: learn what actions change.",
         args=args,
         config=(
             tyro.conf.OmitSubcommandPrefixes,

@@ -138,7 +138,7 @@ def test_an_unfinished_run_has_a_report(finished, tmp_path):
 @pytest.mark.slow
 def test_killed_at_random_instants_the_tables_are_the_same(finished, tmp_path):
     rng = random.Random(0)
-    command = [sys.executable, "-m", "cqm.cli", "reproduce", "--preset", "smoke"]
+    command = [sys.executable, "-m", "cqm", "reproduce", "--preset", "smoke"]
     command += ["--domains", "cartpole-swingup", "--methods", *NAMES, "--out", str(tmp_path)]
     instants = sorted(rng.uniform(2, 10) for _ in range(5))
     kills = 0

@@ -1,4 +1,4 @@
-"""`python -m cqm.cli` is `cqm`."""
+"""`python -m cqm` is the command `cqm`."""
 
 import sys
 
