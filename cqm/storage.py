@@ -133,6 +133,26 @@ def encode_json(value: Any) -> bytes:
     return (json.dumps(value, indent=2, allow_nan=False) + "\n").encode()
 
 
+def differences(old: Any, new: Any, path: str = "") -> str:
+    """Differences between two JSON values, one per line; empty if they are equal.
+
+    >>> print(differences({"seed": 1, "horizon": 12}, {"seed": 2, "horizon": 12}))
+      seed: 1 -> 2
+    """
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        lines = [
+            differences(old.get(key), new.get(key), f"{path}.{key}" if path else key)
+            for key in dict.fromkeys([*old, *new])
+        ]
+        return "\n".join(filter(None, lines))
+    return "" if old == new else f"  {path}: {_short(old)} -> {_short(new)}"
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) < 60 else text[:57] + "..."
+
+
 def write_json(path: str | Path, value: Any) -> None:
     """Write JSON atomically."""
     write_pieces(path, [encode_json(value)])

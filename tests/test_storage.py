@@ -322,3 +322,20 @@ def test_checksums_are_sha256(tmp_path):
     content = json.dumps(list(range(100_000))).encode()
     (tmp_path / "x").write_bytes(content)
     assert storage.sha256(tmp_path / "x") == hashlib.sha256(content).hexdigest()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "lines"),
+    [
+        ({"a": 1}, {"a": 1}, []),
+        ({"a": 1, "b": 2}, {"a": 3, "b": 2}, ["  a: 1 -> 3"]),
+        ({"a": {"b": {"c": "x"}}}, {"a": {"b": {"c": "y"}}}, ['  a.b.c: "x" -> "y"']),
+        ({"a": 1}, {"b": 2}, ["  a: 1 -> null", "  b: null -> 2"]),
+        ({"a": None}, {"a": {"b": 1}}, ['  a: null -> {"b": 1}']),
+        ({"a": [1, 2]}, {"a": [1, 3]}, ["  a: [1, 2] -> [1, 3]"]),
+        ({"a": "x" * 100}, {"a": ""}, ['  a: "' + "x" * 56 + '... -> ""']),
+    ],
+)
+def test_differences_are_listed_by_their_path(old, new, lines):
+    assert storage.differences(old, new).splitlines() == lines
+    assert bool(storage.differences(new, old)) == bool(lines)

@@ -224,7 +224,7 @@ def _prepare(directory: Path, plan: Plan) -> str:
     files[shards.MANIFEST] = content = storage.encode_json(wanted)
     digest = hashlib.sha256(content).hexdigest()
     try:
-        changes = shards.differences(shards.read_manifest(directory), wanted)
+        changes = storage.differences(shards.read_manifest(directory), wanted)
     except (FileNotFoundError, storage.DamagedFileError) as error:
         # A lost manifest is written again if all shards say that they belong to it.
         if shards.shard_manifests(directory) - {digest}:

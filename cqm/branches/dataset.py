@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from cqm import storage
 from cqm.branches import shards as shard_files
 from cqm.branches.recipe import BLOCK, Recipe
 from cqm.branches.shards import Shard
@@ -315,12 +316,7 @@ def combine(sets: Sequence[Branches]) -> Branches:
         raise ValueError("combine needs at least one set of branches; got none")
     first = sets[0]
     for other in sets[1:]:
-        changes = shard_files.differences(
-            {**first.manifest, "recipe": _comparable(first)},
-            {**other.manifest, "recipe": _comparable(other)},
-            # The world determines the mixing.
-            ignore=("num_shards", "blocks_per_shard", "mixing", "combined_seeds"),
-        )
+        changes = storage.differences(_comparable(first), _comparable(other))
         if changes:
             raise ValueError("branches of different configurations cannot be combined:\n" + changes)
     seen: set[tuple[int, int]] = set()
@@ -343,7 +339,10 @@ def combine(sets: Sequence[Branches]) -> Branches:
 
 
 def _comparable(branches: Branches) -> dict[str, Any]:
-    return {**branches.recipe.to_json(), "seed": None, "states": None}
+    """The parts of a manifest that sets to be combined must share; the world fixes the mixing."""
+    own = ("num_shards", "blocks_per_shard", "mixing", "combined_seeds")
+    shared = {name: value for name, value in branches.manifest.items() if name not in own}
+    return {**shared, "recipe": {**branches.recipe.to_json(), "seed": None, "states": None}}
 
 
 def _centered_or_zero(common: np.ndarray, reference: Reference) -> np.ndarray:

@@ -223,24 +223,3 @@ def read_mixing(directory: Path, manifest: Mapping[str, Any]) -> dict[str, np.nd
     if not path.exists() or storage.sha256(path) != entry["sha256"]:
         raise DamagedFileError(f"{path} is missing or damaged; {_REPAIR}")
     return storage.read_arrays(path)[0]
-
-
-def differences(old: Any, new: Any, *, ignore: Sequence[str] = (), path: str = "") -> str:
-    """Differences between two JSON values, one per line; empty if they are equal.
-
-    >>> print(differences({"seed": 1, "horizon": 12}, {"seed": 2, "horizon": 12}))
-      seed: 1 -> 2
-    """
-    if isinstance(old, Mapping) and isinstance(new, Mapping):
-        lines = [
-            differences(old.get(key), new.get(key), path=f"{path}.{key}" if path else key)
-            for key in dict.fromkeys([*old, *new])
-            if key not in ignore
-        ]
-        return "\n".join(filter(None, lines))
-    return "" if old == new else f"  {path}: {_short(old)} -> {_short(new)}"
-
-
-def _short(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) < 60 else text[:57] + "..."

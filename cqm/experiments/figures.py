@@ -14,10 +14,10 @@ from matplotlib.ticker import LogLocator, MaxNLocator
 from cqm.experiments import published as paper
 from cqm.experiments.drawing import INK, WIDTH, Picture, drawing, file_name, mark_line, plain
 from cqm.experiments.intervals import Estimate
-from cqm.experiments.measures import best, difference, domain_title, score, title_of, titles_of
 from cqm.experiments.methods import METHODS
 from cqm.experiments.published import Published
 from cqm.experiments.results import Results, Row
+from cqm.experiments.scores import best, difference, domain_title, score, title_of, titles_of
 from cqm.experiments.studies import logs_views
 
 RANK = 8

@@ -10,6 +10,7 @@ from scipy.special import stdtrit
 
 from cqm.experiments.published import Published
 
+NORMAL = 1.96  # standard errors in half an interval, as in the paper
 INTERVALS = ("normal", "student")
 """1.96 standard errors, as in the paper, and Student-t, which suits few seeds better."""
 
@@ -42,7 +43,7 @@ def factor(num: int, interval: str) -> float:
         raise ValueError(f"unknown interval {interval!r}; available: {list(INTERVALS)}")
     if num < 2:
         return math.nan
-    return 1.96 if interval == "normal" else float(stdtrit(num - 1, 0.975))
+    return NORMAL if interval == "normal" else float(stdtrit(num - 1, 0.975))
 
 
 def estimate(values: Iterable[float]) -> Estimate:

@@ -19,7 +19,6 @@ from typing import Any
 import cqm
 from cqm import storage
 from cqm.branches.collect import available_cores
-from cqm.branches.shards import differences
 from cqm.experiments.workers import run_side_by_side
 from cqm.progress import progress
 
@@ -125,7 +124,7 @@ def _begin(study: Study, directory: Path, command: str) -> dict[str, Any]:
     stored = storage.read_json(path) if path.exists() else {}
     if stored:
         old = study.upgraded({name: stored.get(name, {}) for name in fixed})
-        if changes := differences(_as_json(old), _as_json(fixed)):
+        if changes := storage.differences(_as_json(old), _as_json(fixed)):
             raise ValueError(
                 f"{directory} holds a run with different settings or versions:\n{changes}\n"
                 "choose another directory, or repeat that run's command with its versions"

@@ -7,8 +7,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import zip_longest
 
 from cqm.experiments import published as paper
-from cqm.experiments.intervals import INTERVALS, Estimate
-from cqm.experiments.measures import (
+from cqm.experiments.intervals import INTERVALS, NORMAL, Estimate
+from cqm.experiments.methods import CONDITIONINGS, METHODS
+from cqm.experiments.rendering import (
+    Cell,
+    CellRow,
+    Section,
+    Table,
+    estimate_cell,
+    number,
+    with_interval,
+)
+from cqm.experiments.results import Results, Row
+from cqm.experiments.scores import (
     MEASURES,
     PUBLISHED,
     Measure,
@@ -21,17 +32,6 @@ from cqm.experiments.measures import (
     score,
     title_of,
 )
-from cqm.experiments.methods import CONDITIONINGS, METHODS
-from cqm.experiments.rendering import (
-    Cell,
-    CellRow,
-    Section,
-    Table,
-    estimate_cell,
-    number,
-    with_interval,
-)
-from cqm.experiments.results import Results, Row
 from cqm.experiments.studies import logs_views
 
 _RULE = (
@@ -124,7 +124,7 @@ def paper_table(results: Results, measure: Measure) -> Table:
         columns = []
         if limit:
             value, error = results.ceiling(domain, limit[0])
-            columns.append([Cell(with_interval(value, 1.96 * error), value)])
+            columns.append([Cell(with_interval(value, NORMAL * error), value)])
         columns += [[estimate_cell(score(results, domain, m, measure.key))] for m in floors]
         columns += [_compared(results, domain, method, measure) for method in methods]
         rows = zip_longest(*columns, fillvalue=Cell(""))

@@ -24,7 +24,6 @@ import cqm
 from cqm import decisions, storage
 from cqm.branches.dataset import Branches
 from cqm.branches.recipe import Recipe
-from cqm.branches.shards import differences
 from cqm.logs.dataset import Logs
 from cqm.models.card import write_card
 from cqm.models.predictors import Predictor, restore_predictor
@@ -246,7 +245,7 @@ class Estimator(abc.ABC):
 
     def calibrate(self, branches: Branches) -> Self:
         """Measure the model's errors on held-out branches with at least 16 draws, for `certify`."""
-        if changes := differences(self.world_, branches.world):
+        if changes := storage.differences(self.world_, branches.world):
             raise ValueError(f"the calibration branches come from another world:\n{changes}")
         for name in ("horizon", "discount", "continuation", "warmup"):
             got, wanted = getattr(branches.recipe, name), getattr(self.recipe_, name)

@@ -11,8 +11,9 @@ import numpy as np
 from cqm.logs.dataset import Logs
 from cqm.models.estimator import Estimator
 from cqm.models.preprocessing import Coordinates, input_coordinates
+from cqm.models.propensities import estimated_propensities, taken_actions
 from cqm.models.subspace import Subspace, visible_subspace
-from cqm.regression import RandomFourierFeatures, Table, fold_numbers, mean_by, ridge
+from cqm.regression import Table, fold_numbers, mean_by
 
 WIDTH = 256  # default width of hidden layers
 
@@ -93,21 +94,6 @@ class LogEstimator(Estimator):
     def _folds(self, logs: Logs) -> np.ndarray:
         """The fold of each trajectory, `[n]`."""
         return fold_numbers(len(logs), self.folds, logs.groups)
-
-
-def taken_actions(logs: Logs) -> np.ndarray:
-    """The first actions as indicators, float `[n, actions]`."""
-    return (logs.first_actions[:, None] == np.arange(logs.num_actions)).astype(float)
-
-
-def estimated_propensities(
-    logs: Logs, inputs: np.ndarray, folds: np.ndarray, seed: int
-) -> np.ndarray:
-    """Cross-fitted probabilities of the first actions, `[n, actions]`, by regression."""
-    regressors = RandomFourierFeatures.draw(inputs, 64, np.random.default_rng(seed))(inputs)
-    fitted = ridge(regressors, taken_actions(logs), folds)
-    propensities = np.clip(fitted.predictions, 0.01, None)
-    return propensities / propensities.sum(axis=1, keepdims=True)
 
 
 def check_cells(cells: np.ndarray, num_cells: int, logs: Logs) -> None:

@@ -13,10 +13,11 @@ from typing import Any, Literal
 import numpy as np
 
 from cqm.logs.dataset import Logs
-from cqm.models.log_estimator import LogEstimator, check_cells, taken_actions
+from cqm.models.log_estimator import LogEstimator, check_cells
 from cqm.models.log_steps import fit_steps
 from cqm.models.predictors import FourierPredictor, Predictor, TablePredictor
 from cqm.models.preprocessing import Coordinates
+from cqm.models.propensities import taken_actions
 from cqm.models.subspace import Subspace, later_regressors
 from cqm.models.training import Training
 from cqm.quotient import Reference, center

@@ -15,8 +15,8 @@ import numpy as np
 
 from cqm.logs.dataset import Logs
 from cqm.models.estimator import Estimator
-from cqm.models.log_estimator import estimated_propensities, taken_actions
 from cqm.models.preprocessing import input_coordinates
+from cqm.models.propensities import estimated_propensities, taken_actions
 from cqm.models.subspace import later_regressors, visible_subspace
 from cqm.quotient import center
 from cqm.regression import RandomFourierFeatures, fold_numbers, ridge

@@ -22,7 +22,6 @@ import optax
 from jax import Array
 
 from cqm import storage
-from cqm.branches.shards import differences
 from cqm.models.training_log import TrainingLog
 from cqm.progress import progress
 
@@ -389,7 +388,7 @@ class _Files:
         stored = json.loads(metadata["settings"])
         for section, values in self.defaults.items():
             stored[section] = {**values, **stored.get(section, {})}
-        if changes := differences(stored, self.settings):
+        if changes := storage.differences(stored, self.settings):
             raise ValueError(
                 f"{self.checkpoint} belongs to a training with other settings or data:\n{changes}\n"
                 "remove it or choose another directory"

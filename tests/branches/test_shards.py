@@ -443,24 +443,3 @@ def test_shard_names_sort_in_their_order():
     assert shards.shard_name(3) == "shard-00003.safetensors"
     assert shards.shard_name(12345) == "shard-12345.safetensors"
     assert shards.shard_name("*") == "shard-*.safetensors"
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "lines"),
-    [
-        ({"a": 1}, {"a": 1}, []),
-        ({"a": 1, "b": 2}, {"a": 3, "b": 2}, ["  a: 1 -> 3"]),
-        ({"a": {"b": {"c": "x"}}}, {"a": {"b": {"c": "y"}}}, ['  a.b.c: "x" -> "y"']),
-        ({"a": 1}, {"b": 2}, ["  a: 1 -> null", "  b: null -> 2"]),
-        ({"a": None}, {"a": {"b": 1}}, ['  a: null -> {"b": 1}']),
-        ({"a": [1, 2]}, {"a": [1, 3]}, ["  a: [1, 2] -> [1, 3]"]),
-        ({"a": "x" * 100}, {"a": ""}, ['  a: "' + "x" * 56 + '... -> ""']),
-    ],
-)
-def test_differences_are_listed_by_their_path(old, new, lines):
-    assert shards.differences(old, new).splitlines() == lines
-    assert bool(shards.differences(new, old)) == bool(lines)
-
-
-def test_differences_can_be_ignored():
-    assert shards.differences({"a": 1, "b": 2}, {"a": 5, "b": 3}, ignore=("a",)) == "  b: 2 -> 3"

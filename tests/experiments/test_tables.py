@@ -5,10 +5,10 @@ import pytest
 from support.synthetic_run import write_run, write_scores
 
 from cqm.experiments import published as paper, tables
-from cqm.experiments.measures import MEASURES, score
 from cqm.experiments.methods import METHODS, Method
 from cqm.experiments.rendering import latex, markdown, write_tables
 from cqm.experiments.results import load
+from cqm.experiments.scores import MEASURES, score
 
 SCORES = {
     "cqm": [0.94, 0.96, 0.98],  # mean 0.96, error 0.011547

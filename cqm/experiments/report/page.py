@@ -11,11 +11,11 @@ from itertools import groupby
 from typing import Any
 
 from cqm.experiments.drawing import Picture
-from cqm.experiments.measures import domain_title, title_of
 from cqm.experiments.protocol import PRESETS, preset
 from cqm.experiments.rendering import MARKS, Cell, CellRow, Section, Table
 from cqm.experiments.report.verdict import Card, cards, verdict
 from cqm.experiments.results import Results
+from cqm.experiments.scores import domain_title, title_of
 
 PARTS = ("physics", "compilation", "training", "evaluation", "rest")
 _MEANING = {

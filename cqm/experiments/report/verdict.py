@@ -9,7 +9,9 @@ from dataclasses import dataclass
 
 from cqm.experiments import published as paper
 from cqm.experiments.figures import DIAGNOSED, diagnosis
-from cqm.experiments.measures import (
+from cqm.experiments.rendering import number
+from cqm.experiments.results import Results
+from cqm.experiments.scores import (
     MEASURES,
     PUBLISHED,
     against_paper,
@@ -22,8 +24,6 @@ from cqm.experiments.measures import (
     title_of,
     titles_of,
 )
-from cqm.experiments.rendering import number
-from cqm.experiments.results import Results
 from cqm.experiments.studies import logs_views
 
 

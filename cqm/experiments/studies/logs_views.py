@@ -10,10 +10,10 @@ from scipy import stats
 
 from cqm.experiments.drawing import INK, Picture, drawing, file_name, plain
 from cqm.experiments.intervals import Estimate, estimate
-from cqm.experiments.measures import domain_title
 from cqm.experiments.methods import METHODS
 from cqm.experiments.rendering import Cell, Table, estimate_cell, number
 from cqm.experiments.results import Results, Row
+from cqm.experiments.scores import domain_title
 
 TITLES = {
     "branched": "Branched",

@@ -2,7 +2,8 @@ import pytest
 from support.synthetic_run import write_scores
 
 from cqm.experiments import published as paper
-from cqm.experiments.measures import (
+from cqm.experiments.methods import METHODS, Method
+from cqm.experiments.scores import (
     MEASURES,
     PUBLISHED,
     against_paper,
@@ -13,7 +14,6 @@ from cqm.experiments.measures import (
     score,
     title_of,
 )
-from cqm.experiments.methods import METHODS, Method
 
 REACHER = "reacher-easy"
 
