@@ -1,4 +1,4 @@
-"""`python -m cqm` is the command `cqm`."""
+"""Run the `cqm` command as `python -m cqm`."""
 
 import sys
 

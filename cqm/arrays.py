@@ -1,4 +1,4 @@
-"""Arrays that may be NumPy's or JAX's: the checks and conversions behind `cqm.quotient`."""
+"""Checks and conversions for NumPy and JAX arrays, used by `cqm.quotient`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def known_values(values: Any) -> np.ndarray | None:
 
 
 def resolution(values: Array) -> float:
-    """The relative size below which a difference may be rounding: 1e-9, more for short floats."""
+    """The relative difference that may be rounding: 1e-9, or more for low-precision floats."""
     jax = sys.modules.get("jax")
     finfo = jax.numpy.finfo if jax else np.finfo  # JAX's also knows bfloat16
     return max(1e-9, 16 * float(finfo(values.dtype).eps))

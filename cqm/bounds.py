@@ -37,8 +37,8 @@ def total_mass(discount: float, horizon: int | None) -> float:
 def total_variation(reference: ArrayLike, discount: float, horizon: int | None) -> np.ndarray:
     """2·m_H·(1 − ρ(a)): the largest total variation of an effect measure, `[..., actions]`.
 
-    Sharper than the paper's 2·m_H, because M_a is a share ρ(a) of the measure it is compared with.
-    Attained if every action leads to events that no other action can reach.
+    Sharper than the paper's 2·m_H, because M_a itself makes up a share ρ(a) of the measure it is
+    compared with. Attained if every action leads to events that no other action can reach.
 
     >>> total_variation([0.75, 0.25], 0.5, 2).tolist()
     [0.75, 2.25]
@@ -141,7 +141,8 @@ def covering_radius(candidates: ArrayLike, low: ArrayLike, high: ArrayLike) -> f
         )
     if np.any(points < low) or np.any(points > high):
         raise ValueError(f"candidates must lie in the box; got {points.tolist()}")
-    # Candidates a rounding error apart count as one: the plane between them has no direction.
+    # Candidates that differ only by rounding error count as one: the plane between them is
+    # undefined.
     _, first = np.unique(((points - low) / (high - low)).round(12), axis=0, return_index=True)
     points = points[first]
     if low.size > 8:

@@ -3,9 +3,9 @@
 Guarantees are conformal: they need held-out calibration states that are exchangeable with the
 states asked about. With at least the stated probability over both, every contrast of a query lies
 within its radius of the prediction, and the regret of the chosen action within its bound. They are
-marginal, that is over states, and do not hold for each given state. Strictly, the guarantee is for
-the mean over as many draws as the calibration set has. On average the expected effect is closer to
-the prediction than that mean is, because the mean still contains noise.
+marginal: they hold with that probability over states, not for each state separately. Strictly, the
+guarantee covers the mean over as many draws as the calibration set has. On average, the expected
+effect is closer to the prediction than that mean is, because the mean still contains noise.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def advantage(effects: np.ndarray, query: QueryLike) -> np.ndarray:
 
 
 def rank(advantages: np.ndarray) -> np.ndarray:
-    """Actions from best to worst along the last axis; ties in the order of their index.
+    """Actions from best to worst along the last axis; ties are ordered by index.
 
     >>> rank(np.array([0.1, 0.5, 0.1])).tolist()
     [1, 0, 2]
@@ -63,7 +63,7 @@ def rank(advantages: np.ndarray) -> np.ndarray:
 
 
 def best(advantages: np.ndarray) -> np.ndarray:
-    """The best action along the last axis; of tied actions, the first.
+    """The best action along the last axis; the first of them if several are tied.
 
     >>> best(np.array([[0.1, 0.5], [0.5, 0.5]])).tolist()
     [1, 0]
@@ -112,7 +112,7 @@ def _fitting_weights(effects: np.ndarray, query: QueryLike) -> np.ndarray:
 
 
 def ties(advantages: np.ndarray, *, tolerance: float = 1e-9) -> np.ndarray:
-    """The number of actions tied for the best, up to a tolerance relative to the spread.
+    """The number of actions tied for best, up to a tolerance relative to the spread.
 
     >>> ties(np.array([[0.1, 0.5], [0.5, 0.5]])).tolist()
     [1, 2]
@@ -127,7 +127,7 @@ class Calibration:
     """The errors of a model on held-out states, against the mean of several draws."""
 
     residuals: np.ndarray  # [n, actions, features], expected minus predicted effects
-    draws: int  # number of draws that the expected effects are means of
+    draws: int  # number of draws averaged to estimate the expected effects
     # Per feature `[features]`, summed over actions and averaged over states:
     noise: np.ndarray  # squared distance of one draw's effects from the expected effects
     size: np.ndarray  # squared size of the expected effects
@@ -136,11 +136,11 @@ class Calibration:
     def from_draws(cls, predicted: np.ndarray, draws: np.ndarray) -> Calibration:
         """From predicted effects `[n, actions, d]` and draws `[n, draws, actions, d]`.
 
-        Works with any number of draws from 2 on; `calibrate` is for guarantees, and needs 16.
+        Two draws per state are enough here; `calibrate`, which is for guarantees, needs 16.
         """
         if draws.shape[1] < 2:
             raise ValueError(
-                "telling noise from error takes at least 2 draws per state; "
+                "at least 2 draws per state are needed to separate noise from error; "
                 f"got {draws.shape[1]}; collect with draws=2 or more"
             )
         draws, num_draws = center(draws), draws.shape[1]
@@ -198,12 +198,12 @@ class Calibration:
         return cls(residuals, int(draws[0]), noise, size)
 
     def radius(self, weights: np.ndarray, confidence: float) -> float:
-        """The radius within which all contrasts of a query lie, with this probability."""
+        """The radius within which all contrasts of a query lie with the given probability."""
         errors = self.residuals @ weights
         return _conformal(np.ptp(errors, axis=1), confidence)
 
     def effect_error(self, confidence: float) -> float:
-        """δ: a bound on the norm of every effect error of a state, with this probability."""
+        """δ: with the given probability, a bound on the norms of all effect errors in a state."""
         return _conformal(np.linalg.norm(self.residuals, axis=-1).max(axis=1), confidence)
 
 
@@ -288,7 +288,7 @@ def certify(
 
 
 def calibrate(predicted: np.ndarray, draws: np.ndarray) -> Calibration:
-    """`Calibration.from_draws`, with enough draws `[n, draws, actions, d]` for guarantees."""
+    """`Calibration.from_draws` for guarantees: draws `[n, draws, actions, d]`, at least 16."""
     if draws.shape[1] < 16:
         raise ValueError(
             "calibration needs at least 16 draws per state, so that their mean is close to the "
@@ -298,7 +298,7 @@ def calibrate(predicted: np.ndarray, draws: np.ndarray) -> Calibration:
 
 
 def _conformal(scores: np.ndarray, confidence: float) -> float:
-    """The smallest bound that a new, exchangeable score respects with this probability."""
+    """The smallest bound that a new, exchangeable score respects with the given probability."""
     if not 0 < confidence < 1:
         raise ValueError(f"confidence must be in (0, 1); got {confidence}")
     needed = math.ceil((len(scores) + 1) * confidence)

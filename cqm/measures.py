@@ -164,7 +164,7 @@ def reference_measure(measures: np.ndarray, reference: Reference = None) -> np.n
 
 
 def jordan_parts(signed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The positive and negative parts of signed measures: events made likelier, and rarer.
+    """The positive and negative parts of signed measures: events made more and less likely.
 
     >>> [part.tolist() for part in jordan_parts(np.array([0.5, -0.5]))]
     [[0.5, 0.0], [0.0, 0.5]]
@@ -235,7 +235,7 @@ def density_ratio(measures: np.ndarray, base: np.ndarray) -> np.ndarray:
     """
     if measures.ndim != 3 or np.isnan(measures).any() or np.isnan(base).any():
         raise ValueError(
-            "measures must be [states, actions, events] and, like the base, without NaN; "
+            "measures must be [states, actions, events], and measures and base without NaN; "
             f"got shape {measures.shape}, {np.isnan(measures).sum()} and {np.isnan(base).sum()} NaN"
         )
     if base.shape != (measures.shape[0], measures.shape[2]):

@@ -1,6 +1,6 @@
-"""Read the observations to ask a model about from a user's file.
+"""Read the observations for a query from a user's file.
 
-Files may be safetensors, NumPy arrays or comma-separated values, but never pickles.
+Files may be safetensors, NumPy arrays or comma-separated values, but not pickles.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ ARRAY = "observations"  # name of the array in a safetensors file
 
 
 def read_observations(path: str | Path, names: Sequence[str]) -> np.ndarray:
-    """Read observations `[n, observations]` from a file whose ending says its format.
+    """Read observations `[n, observations]` from a file; its extension determines the format.
 
     Args:
         path: A safetensors file with an array `observations`, an `.npy` file, or a `.csv` file with
@@ -30,7 +30,7 @@ def read_observations(path: str | Path, names: Sequence[str]) -> np.ndarray:
     if path.suffix not in KINDS:
         raise ValueError(f"{path} must end in one of {', '.join(KINDS)}")
     if not path.exists():
-        raise FileNotFoundError(f"there is no file {path}")
+        raise FileNotFoundError(f"{path} does not exist")
     values = {".safetensors": _safetensors, ".npy": _npy, ".csv": _csv}[path.suffix](path, names)
     if values.dtype.kind not in "fiu":
         raise ValueError(f"{path} must contain real numbers; got {values.dtype}")

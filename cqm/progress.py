@@ -23,9 +23,9 @@ def progress(
         what: Description of the work.
         total: Total amount of work.
         unit: Unit of the amounts.
-        done: Amount done before; it counts towards the total, not towards the rate.
-        show: None shows a bar on a terminal and nothing elsewhere; True also prints plain lines
-            where there is no terminal; False shows nothing.
+        done: Amount already done; it counts towards the total but not towards the rate.
+        show: None shows a bar on a terminal and nothing elsewhere; True also prints plain lines if
+            there is no terminal; False shows nothing.
     """
     console = Console(stderr=True)
     if show is False or (show is None and not console.is_terminal):
@@ -81,5 +81,5 @@ def _rate(per_second: float) -> str:
 
 
 def _elapsed(started: float) -> float:
-    """Seconds since then, but never zero: some clocks tick slowly."""
+    """Seconds since then, but never zero, because some clocks are coarse."""
     return max(time.monotonic() - started, 1e-9)

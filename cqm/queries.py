@@ -1,8 +1,8 @@
-"""Queries: rewards as weights on features, with the error made where a reward is not linear.
+"""Queries: rewards as weights on features, with an error estimate if a reward is not linear.
 
 Adding a constant to a reward changes nothing, because an effect measure has total mass zero: the
-constant of a formula is dropped, and so is the intercept of a projection. Features go by the
-simulator's names, even where a world mixes a nuisance into them and the weights are on the mixed
+constant of a formula is dropped, and so is the intercept of a projection. Features keep the
+simulator's names even if a world mixes a nuisance into them; the weights are then on the mixed
 features.
 """
 
@@ -34,7 +34,7 @@ class Named(Protocol):
 Features: TypeAlias = Named | Sequence[str]  # something with named features, or the names
 Target: TypeAlias = Mapping[str, float] | ArrayLike  # values of some features by name, or of all
 
-_POOR_FIT = 0.9  # R² below which a projected reward is warned about
+_POOR_FIT = 0.9  # R² below which projecting a reward warns
 _MAX_LENGTH, _MAX_DEPTH, _MAX_EXPONENT = 4000, 100, 32  # in a formula
 _ARGUMENTS = {1: "abs sqrt exp log sin cos tanh", 2: "minimum maximum", 3: "clip where"}
 _FUNCTIONS = {name: num for num, names in _ARGUMENTS.items() for name in names.split()}
@@ -49,9 +49,9 @@ _Expression = float | str | tuple[Any, ...]  # a number, a name, or a NumPy func
 
 @dataclass(frozen=True)
 class ProjectionError:
-    """How far a reward is from linear in the features, on a sample of events.
+    """How far a reward is from being linear in the features, on a sample of events.
 
-    An error is `|r − wᵀφ − c|`, with the constant c that makes the largest error smallest.
+    An error is `|r − wᵀφ − c|`, with the constant c that minimises the largest error.
     """
 
     supremum: float  # the largest error in the sample: a lower estimate of ε_r
@@ -241,7 +241,7 @@ QueryLike: TypeAlias = Query | Sequence[Query] | np.ndarray  # one, several, or 
 
 
 def project(events: ArrayLike, rewards: ArrayLike) -> tuple[np.ndarray, ProjectionError]:
-    """The least-squares weights `[features]` for a reward up to a constant, smallest if several.
+    """Least-squares weights `[features]` for a reward up to a constant; minimum norm if not unique.
 
     >>> weights, error = project([[0.0], [1.0], [2.0], [3.0]], [1.0, 0.0, 0.0, 1.0])
     >>> abs(weights).round(12), error.supremum
@@ -264,9 +264,11 @@ def project(events: ArrayLike, rewards: ArrayLike) -> tuple[np.ndarray, Projecti
     kept = values > max(num, width) * np.finfo(float).eps * values.max(initial=0.0)
     rank = int(kept.sum())
     if num <= rank + 1:
-        raise ValueError(f"{num} events are too few to estimate the error; pass over {width + 1}")
+        raise ValueError(
+            f"{num} events are too few to estimate the error; pass more than {width + 1}"
+        )
     weights = right[kept].T @ (left[:, kept].T @ target / values[kept]) / scale
-    if rank < width:  # keep only what the events span, in the features' own units
+    if rank < width:  # keep only directions that the events span, in the features' own units
         basis, _ = np.linalg.qr((right[kept] * scale).T)
         weights = basis @ (basis.T @ weights)
     residuals = target - centred @ weights

@@ -52,8 +52,8 @@ def recenter(effects: Array, reference: Reference = None) -> Array:
 def equivalent(f: Array, g: Array, *, tolerance: float | None = None) -> Array:
     """Whether two models differ only by what all actions share, per leading index.
 
-    The tolerance is relative to the larger of the two models at that index. The default is 1e-9,
-    or more where the arrays have too little precision for that.
+    The tolerance is relative to the larger of the two models at that index. The default is 1e-9, or
+    more if the precision of the arrays requires it.
 
     >>> bool(equivalent([[1.0], [3.0]], [[11.0], [13.0]]))
     True
@@ -147,7 +147,7 @@ def effect_rank(effects: Array, *, tolerance: float | None = None) -> Array:
     """The rank of the effects of each state, at most actions − 1 (thm. rank).
 
     Singular values below `tolerance` times the largest count as zero. The default is 1e-9, or more
-    where the array has too little precision for that.
+    if the precision of the array requires it.
 
     >>> int(effect_rank([[1.0, 2.0], [-1.0, -2.0]]))
     1

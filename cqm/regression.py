@@ -119,8 +119,8 @@ class RandomFourierFeatures:
 def shrunk_covariance(residuals: np.ndarray) -> np.ndarray:
     """The covariance of residuals `[n, d]`, shrunk towards its diagonal.
 
-    The amount is the ratio of the summed sampling variances of the off-diagonal correlations to
-    their summed squares, so shrinkage vanishes with more data.
+    The amount of shrinkage is the ratio of the summed sampling variances of the off-diagonal
+    correlations to their summed squares, so it vanishes as data are added.
     """
     num, size = residuals.shape
     scale = np.sqrt((residuals**2).mean(axis=0))
@@ -137,7 +137,7 @@ def shrunk_covariance(residuals: np.ndarray) -> np.ndarray:
 def inverse_root(covariance: np.ndarray, *, floor: float = 1e-6) -> np.ndarray:
     """L with L Lᵀ the inverse of a covariance `[d, d]` whose eigenvalues are floored.
 
-    The floor, relative to the largest, keeps noise-free directions from taking all the weight.
+    The floor, relative to the largest eigenvalue, keeps noise-free directions from dominating.
     """
     variances, axes = np.linalg.eigh(covariance)
     variances = np.maximum(variances, floor * max(float(variances[-1]), 1e-300))

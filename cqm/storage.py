@@ -1,7 +1,8 @@
 """Files: safetensors and JSON, written atomically and checksummed.
 
-All files of the library are written here. A file is complete or it does not exist: it is written
-under a temporary name, flushed to disk and renamed. Loading a file never executes anything in it.
+The library writes all its files through this module. A file is complete or it does not exist: it is
+written under a temporary name, flushed to disk and renamed. Loading a file never executes anything
+in it.
 """
 
 from __future__ import annotations
@@ -120,7 +121,7 @@ def write_pieces(path: str | Path, pieces: Iterable[bytes | memoryview]) -> Writ
 
 
 def canonical_json(value: Any) -> str:
-    """The one JSON text of a value, to be compared or hashed: sorted keys, no spaces, no NaN.
+    """Canonical JSON of a value, for comparing and hashing: sorted keys, no spaces, no NaN.
 
     >>> canonical_json({"b": [1, 2.5], "a": None})
     '{"a":null,"b":[1,2.5]}'
@@ -129,7 +130,7 @@ def canonical_json(value: Any) -> str:
 
 
 def encode_json(value: Any) -> bytes:
-    """JSON for people to read: indented, keys in the order given."""
+    """Human-readable JSON: indented, keys in the order given."""
     return (json.dumps(value, indent=2, allow_nan=False) + "\n").encode()
 
 
@@ -151,6 +152,20 @@ def differences(old: Any, new: Any, path: str = "") -> str:
 def _short(value: Any) -> str:
     text = json.dumps(value)
     return text if len(text) < 60 else text[:57] + "..."
+
+
+def with_defaults(stored: Any, defaults: Any) -> Any:
+    """Stored settings with the defaults of those that are missing, at any depth.
+
+    >>> with_defaults({"training": {"updates": 8}}, {"training": {"updates": 4, "seed": None}})
+    {'training': {'updates': 8, 'seed': None}}
+    """
+    if not isinstance(stored, Mapping) or not isinstance(defaults, Mapping):
+        return stored
+    return {
+        **{key: with_defaults(value, defaults.get(key)) for key, value in stored.items()},
+        **{key: value for key, value in defaults.items() if key not in stored},
+    }
 
 
 def write_json(path: str | Path, value: Any) -> None:
@@ -223,7 +238,7 @@ def remove_partial(directory: str | Path) -> None:
 
 
 def _explained(error: OSError, path: Path) -> OSError:
-    """The same error, with the name of the file and what to do about it."""
+    """The same error, with the name of the file and advice on what to do."""
     advice = {
         errno.ENOSPC: "the disk is full; free some space and rerun the command",
         errno.EDQUOT: "the disk quota is used up; free some space and rerun the command",

@@ -57,7 +57,7 @@ def test_wrong_arrays_are_refused(tmp_path):
     write_pieces(tmp_path / "o.safetensors", encode_arrays([{"states": VALUES}], {}))
     with pytest.raises(ValueError, match=r"must contain an array 'observations'; got \['states'\]"):
         read_observations(tmp_path / "o.safetensors", NAMES)
-    with pytest.raises(FileNotFoundError, match="there is no file"):
+    with pytest.raises(FileNotFoundError, match="does not exist"):
         read_observations(tmp_path / "other.npy", NAMES)
 
 

@@ -25,7 +25,7 @@ Command = (
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    """Run a command; mistakes are one line on standard error, not a traceback."""
+    """Run a command; report user errors in one line on standard error, without a traceback."""
     args = sys.argv[1:] if args is None else args
     if list(args) == ["--version"]:
         print(f"cqm {__version__}")

@@ -1,4 +1,4 @@
-"""`cqm collect` and `cqm audit`: branches of a world, and the check of a stored set."""
+"""`cqm collect` and `cqm audit`: collect branches of a world, and check a stored set."""
 
 import json
 import warnings
@@ -47,9 +47,9 @@ class Collect:
     nuisance: int = 0
     """Dimension of the autonomous process mixed into the observations; the paper uses 64."""
     mixing_seed: int = 0
-    """Random seed for the mixing matrix; sets that belong together need the same one."""
+    """Random seed for the mixing matrix; use the same one for training and held-out branches."""
     threads: Annotated[int | None, default("all cores")] = None
-    """Number of threads to simulate on."""
+    """Number of simulation threads."""
     cluster: Annotated[str | None, default("this machine")] = None
     """Address of a Ray cluster to simulate on, or auto."""
 
@@ -59,7 +59,7 @@ class Collect:
         from cqm.worlds import load_world
 
         world = load_world(self.world, nuisance=self.nuisance, seed=self.mixing_seed)
-        with warnings.catch_warnings(action="ignore", category=DroppedWarning):  # it is printed
+        with warnings.catch_warnings(action="ignore", category=DroppedWarning):  # printed below
             branches = collect(
                 world,
                 out=self.out,
@@ -74,7 +74,7 @@ class Collect:
 
 @dataclass(frozen=True)
 class Audit:
-    """Check that stored branches differ in their first action alone, and replay bit for bit.
+    """Check that stored branches differ only in their first action, and replay bit for bit.
 
     Example: cqm audit reacher
     """
@@ -84,7 +84,7 @@ class Audit:
     families: int = 64
     """Number of families to check."""
     seed: int = 0
-    """Random seed for choosing families and for the fresh noise they are compared with."""
+    """Random seed for choosing families and for the fresh noise used in the comparisons."""
     json: Json = False
 
     def run(self) -> int:

@@ -19,7 +19,7 @@ class Reproduce:
     preset: Literal["quick", "paper", "smoke"] = "quick"
     """Size of the run: paper takes hours (five seeds), quick minutes (one seed), smoke seconds."""
     study: Literal["paper", "logs"] = "paper"
-    """What to run: the paper's benchmark, or effects from logs compared with branched ones."""
+    """What to run: the paper's benchmark, or a comparison of effects from logs and branches."""
     domains: Annotated[tuple[str, ...] | None, default("all four")] = None
     """Domains to run."""
     seeds: Annotated[tuple[int, ...] | None, default("the preset's")] = None
@@ -30,7 +30,7 @@ class Reproduce:
     """Directory of the run."""
 
     def run(self) -> int:
-        """Run what is missing, write and print the report; returns 1 if a job failed."""
+        """Run the missing jobs, write the report and print a summary; returns 1 if a job failed."""
         from cqm.experiments import report
         from cqm.experiments.protocol import preset
         from cqm.experiments.runner import Study, run_study
@@ -64,7 +64,7 @@ class Report:
     """Directory of the run."""
 
     def run(self) -> int:
-        """Write the report; print a summary and where it is."""
+        """Write the report; print a summary and the report's path."""
         from cqm.experiments import report, studies
 
         studies.write_records(self.directory)

@@ -1,4 +1,4 @@
-"""`cqm fit` and `cqm query`: effect models, and the rewards asked of them."""
+"""`cqm fit` and `cqm query`: fit effect models, and query them with rewards."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Fit:
     estimator: Literal["branched", "residual", "hindsight"] = "branched"
     """How to learn: from branches, or from logs by residual regression or hindsight."""
     calibration: Annotated[Path | None, default("none")] = None
-    """Directory of held-out branches with at least 16 draws, to certify the model's answers."""
+    """Directory of held-out branches with at least 16 draws per state, to calibrate the model."""
     paper: bool = False
     """Fit the paper's model: raw input, rank 8, width 128, 4,000 updates."""
     width: Annotated[int | None, default("256")] = None
@@ -96,7 +96,7 @@ class Fit:
 
 @dataclass(frozen=True)
 class Ask:
-    """Rank the actions under a reward, for sampled states or for states from a file.
+    """Rank the actions under a reward, in sampled states or in states from a file.
 
     Example: cqm query reacher-model --reward="-to_target_x - 0.1 * velocity_wrist"
     """
@@ -108,7 +108,7 @@ class Ask:
     states: int | Path = 8
     """Number of states to sample, or a file of observations (.safetensors, .npy or .csv)."""
     confidence: float = 0.95
-    """Probability with which intervals and certificates of a calibrated model hold."""
+    """Confidence level of a calibrated model's intervals and certificates."""
     seed: int = 0
     """Random seed for the sampled states."""
     json: Json = False
@@ -122,7 +122,7 @@ class Ask:
         model, world = load_model(self.directory), None
         try:
             world = reload_world(model.world_)
-        except ValueError as error:  # as for most logs; feature names and a file will do
+        except ValueError as error:  # common with logs; feature names and a file are enough
             if not isinstance(self.states, Path):
                 raise ValueError(
                     f"{error}; to query without the world, pass --states FILE"

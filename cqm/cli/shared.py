@@ -19,7 +19,7 @@ Json = Annotated[bool, tyro.conf.arg(help="Print JSON instead of text.")]
 
 
 def default(text: str) -> Any:
-    """What to show as the default of an argument that is None unless given."""
+    """The default to show in the help of an argument that is None unless given."""
     return tyro.conf.arg(help_behavior_hint=f"(default: {text})")
 
 

@@ -11,7 +11,7 @@ from cqm.cli.shared import Json, WorldName, print_table
 
 @dataclass(frozen=True)
 class WorldsList:
-    """List the worlds that load by name, with their sizes and how their states are cloned.
+    """List the worlds that can be loaded by name, their sizes and how their states are cloned.
 
     Example: cqm worlds list
     """
@@ -38,7 +38,7 @@ class WorldsList:
             print(json.dumps(rows, indent=2))
         else:
             print_table(rows)
-            print("Gymnasium environments load by their id, such as CartPole-v1.")
+            print("Gymnasium environments can be loaded by id, such as CartPole-v1.")
         return 0
 
 
