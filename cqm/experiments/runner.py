@@ -138,20 +138,6 @@ def _begin(study: Study, directory: Path, command: str) -> dict[str, Any]:
     return run
 
 
-def filled(stored: Any, defaults: Any) -> Any:
-    """Stored settings with the defaults of those that are missing, at any depth.
-
-    >>> filled({"training": {"updates": 8}}, {"training": {"updates": 4, "seed": None}})
-    {'training': {'updates': 8, 'seed': None}}
-    """
-    if not isinstance(stored, Mapping) or not isinstance(defaults, Mapping):
-        return stored
-    return {
-        **{key: filled(value, defaults.get(key)) for key, value in stored.items()},
-        **{key: value for key, value in defaults.items() if key not in stored},
-    }
-
-
 def _as_json(value: Any) -> Any:
     return json.loads(storage.canonical_json(value))
 

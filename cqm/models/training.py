@@ -385,9 +385,7 @@ class _Files:
                 f"{self.checkpoint} was written by an earlier version and cannot be resumed; "
                 "remove it to start again, or choose another directory"
             )
-        stored = json.loads(metadata["settings"])
-        for section, values in self.defaults.items():
-            stored[section] = {**values, **stored.get(section, {})}
+        stored = storage.with_defaults(json.loads(metadata["settings"]), self.defaults)
         if changes := storage.differences(stored, self.settings):
             raise ValueError(
                 f"{self.checkpoint} belongs to a training with other settings or data:\n{changes}\n"

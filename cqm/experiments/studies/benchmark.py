@@ -21,7 +21,7 @@ from cqm.experiments.methods import METHODS, Method, method_of
 from cqm.experiments.metrics import ceiling_share
 from cqm.experiments.protocol import CEILINGS, DOMAINS, PAPER, Job, Protocol
 from cqm.experiments.results import COLUMNS, write_csv
-from cqm.experiments.runner import JobKey, Study, filled
+from cqm.experiments.runner import JobKey, Study
 from cqm.worlds import load_world
 
 RECORD = "record.json"
@@ -49,7 +49,7 @@ class Benchmark(Study):
 
     def upgraded(self, stored: Mapping[str, Any]) -> Mapping[str, Any]:
         """An older protocol with the defaults of newer settings."""
-        protocol = filled(stored["protocol"], Protocol("", ()).fixed())
+        protocol = storage.with_defaults(stored["protocol"], Protocol("", ()).fixed())
         # Every job trains with its own seed. Earlier versions stored a seed of 0 and replaced it.
         protocol["training"]["seed"] = None
         return {**stored, "protocol": protocol}

@@ -19,13 +19,14 @@ from typing import Any
 import numpy as np
 
 import cqm
+from cqm import storage
 from cqm.branches.dataset import Branches
 from cqm.branches.recipe import Policy, draw_actions
 from cqm.decisions import advantage
 from cqm.experiments import metrics
 from cqm.experiments.protocol import DOMAINS, preset
 from cqm.experiments.results import COLUMNS, with_current_names, write_csv
-from cqm.experiments.runner import JobKey, Study, filled
+from cqm.experiments.runner import JobKey, Study
 from cqm.logs.dataset import Logs
 from cqm.models.effect import EffectModel
 from cqm.models.estimator import Estimator
@@ -102,7 +103,7 @@ class LogsStudy(Study):
     def upgraded(self, stored: Mapping[str, Any]) -> Mapping[str, Any]:
         """Older settings with the defaults of newer ones."""
         defaults = asdict(replace(LogsProtocol(), classifier=Training()))
-        return {**stored, "study": filled(stored["study"], defaults)}
+        return {**stored, "study": storage.with_defaults(stored["study"], defaults)}
 
     def jobs(self) -> list[JobKey]:
         """Seed by seed."""
