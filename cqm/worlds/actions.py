@@ -16,7 +16,7 @@ def prototype_actions(
     For one control, these are its bounds and their midpoint. For several, they are the midpoint
     and two random directions with their negatives, each scaled until its largest component reaches
     the bound. The second direction is redrawn while it is within 45° of the line through the first,
-    because comparing nearly equal actions says nothing. The actions depend only on the box, the
+    because comparing nearly equal actions is uninformative. The actions depend only on the box, the
     world's name and the seed.
 
     >>> prototype_actions(np.array([-1.0]), np.array([1.0])).ravel().tolist()
@@ -70,7 +70,12 @@ def candidate_actions(
     seed: int,
     continuous: bool = True,
 ) -> np.ndarray:
-    """The given candidate actions, checked; by default the paper's for the control box."""
-    if given is None:
+    """The given candidate actions, checked; by default the paper's for the control box.
+
+    If the controls are not continuous, the default is every whole number within the bounds.
+    """
+    if given is not None:
+        return checked_actions(given, low, high, continuous=continuous)
+    if continuous:
         return prototype_actions(low, high, name=name, seed=seed)
-    return checked_actions(given, low, high, continuous=continuous)
+    return np.arange(low[0], high[0] + 1)[:, None]

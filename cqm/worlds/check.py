@@ -1,4 +1,4 @@
-"""Check that a world keeps the contract on which branching relies."""
+"""Check that a world fulfils the contract that branching relies on."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Report:
 
 
 def check_world(world: World, *, num: int = 6, horizon: int = 5, seed: int = 0) -> Report:
-    """Check that any world, built in or your own, keeps the world contract.
+    """Check that any world, built in or your own, fulfils the world contract.
 
     A world that passes can be branched: the same state, noise and controls give the same features
     bit for bit, whatever was simulated in between, in any order and in any thread.
@@ -117,7 +117,8 @@ def check_world(world: World, *, num: int = 6, horizon: int = 5, seed: int = 0) 
         return _difference("observations after a rollout", before, world.observe(states))
 
     def complete_state() -> str:
-        # Interleave the steps of different states: whatever a state lacks leaks from another.
+        # Interleave the steps of different states: whatever a state fails to hold leaks between
+        # them.
         features = np.empty_like(original.features)
         current = [take(states, slice(i, i + 1)) for i in range(num)]
         for t in range(horizon):
@@ -149,8 +150,7 @@ def check_world(world: World, *, num: int = 6, horizon: int = 5, seed: int = 0) 
     def thread_independence() -> str:
         with ThreadPoolExecutor(2) as pool:
             jobs = [pool.submit(world.rollout, states, controls, noise) for _ in range(4)]
-            results = [job.result() for job in jobs]
-        problems = [unlike_original("from threads", result.features) for result in results]
+        problems = [unlike_original("from threads", job.result().features) for job in jobs]
         return next(filter(None, problems), "")
 
     def features_without_states() -> str:
@@ -171,9 +171,8 @@ def check_world(world: World, *, num: int = 6, horizon: int = 5, seed: int = 0) 
 
 
 def _declaration_problem(world: World) -> str:
-    """What is wrong with the world's declared names, bounds and actions; empty if nothing."""
-    fields = World.__annotations__
-    missing = [name for name in fields if not hasattr(world, name)]
+    """Problem with the world's declared names, bounds or actions; empty if there is none."""
+    missing = [name for name in World.__annotations__ if not hasattr(world, name)]
     if missing:
         return f"attributes {missing} are missing"
     try:

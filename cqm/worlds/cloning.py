@@ -1,4 +1,4 @@
-"""Methods of cloning a Gymnasium environment: what to keep of a state, and how to return to it.
+"""Methods of cloning a Gymnasium environment: how to save a state, and how to return to it.
 
 `GymWorld` tries them in the order of `CLONING_METHODS`:
 
@@ -59,6 +59,7 @@ class CloningMethod(abc.ABC):
 
     def __init__(self, make_fn: Callable[[], Env], max_prefix: int):
         self._make_fn, self._max_prefix = make_fn, max_prefix
+        self._env = PerThread(self._new_env)
 
     @abc.abstractmethod
     def start(self, seed: int) -> tuple[Any, Row]:
@@ -70,19 +71,19 @@ class CloningMethod(abc.ABC):
 
     @abc.abstractmethod
     def save(self, env: Env, row: Row, actions: np.ndarray, seeds: np.ndarray) -> Row:
-        """The state of an environment that took these steps from `row`; it is not stepped again."""
+        """The state of an environment after these steps from `row`; it is not stepped further."""
 
-    @abc.abstractmethod
     def restore(self, arrays: Mapping[str, np.ndarray]) -> States:
-        """States from their stored numeric arrays."""
+        """States from their stored numeric arrays; by default these arrays."""
+        return dict(arrays)
+
+    def _new_env(self) -> Env:
+        """The environment that a thread keeps."""
+        return self._make_fn()
 
 
 class InPlace(CloningMethod):
     """Writes a numeric state into one environment per thread."""
-
-    def __init__(self, make_fn: Callable[[], Env], max_prefix: int):
-        super().__init__(make_fn, max_prefix)
-        self._env = PerThread(self._make_ready)
 
     @abc.abstractmethod
     def _read(self, env: Env) -> Row:
@@ -112,11 +113,6 @@ class InPlace(CloningMethod):
         return self._read(env)
 
     @final
-    def restore(self, arrays: Mapping[str, np.ndarray]) -> States:
-        """The states unchanged."""
-        return dict(arrays)
-
-    @final
     def unrestored(self, actions: np.ndarray) -> str:
         """Describe the attributes that loading a state fails to restore; empty if there are none.
 
@@ -134,8 +130,8 @@ class InPlace(CloningMethod):
         lost = sorted(k for k in before.keys() | after.keys() if before.get(k) != after.get(k))
         return f"the saved state lacks {', '.join(lost)}" if lost else ""
 
-    def _make_ready(self) -> Env:
-        env = self._make_fn()
+    def _new_env(self) -> Env:
+        env = super()._new_env()
         env.reset(seed=0)  # Gymnasium refuses to step an environment that was never reset
         return env
 
@@ -193,17 +189,13 @@ class StateMethods(InPlace):
 class StepHistory(CloningMethod):
     """Keeps the seed of the reset and up to `max_prefix` steps taken since."""
 
-    def __init__(self, make_fn: Callable[[], Env], max_prefix: int):
-        super().__init__(make_fn, max_prefix)
-        self._env = PerThread(make_fn)
-
     @abc.abstractmethod
     def _fresh_env(self) -> Env:
         """An environment that may be reset."""
 
-    @abc.abstractmethod
     def _extras(self, env: Env) -> Row:
-        """What a state keeps of an environment in addition to its steps."""
+        """What a state stores about an environment besides its steps; nothing by default."""
+        return {}
 
     @final
     def start(self, seed: int) -> tuple[Any, Row]:
@@ -258,15 +250,8 @@ class Replay(StepHistory):
         """This thread's environment after repeating the state's steps."""
         return self._replay(row)
 
-    def restore(self, arrays: Mapping[str, np.ndarray]) -> States:
-        """The states unchanged."""
-        return dict(arrays)
-
     def _fresh_env(self) -> Env:
         return self._env.get()
-
-    def _extras(self, env: Env) -> Row:
-        return {}
 
 
 CLONING_METHODS: dict[str, type[CloningMethod]] = {

@@ -12,7 +12,7 @@ from __future__ import annotations
 import abc
 import enum
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, final
 
@@ -38,7 +38,7 @@ class Status(enum.IntEnum):
 class Rollout:
     """The result of rolling out a batch of `n` states."""
 
-    features: np.ndarray  # [n, horizon, features]; unspecified where the status is not OK
+    features: np.ndarray  # [n, horizon, features]; unspecified if the status is not OK
     status: np.ndarray  # [n], values of Status
     states: States  # after the last step; empty if they were not requested
     error: str = ""  # message of the first exception; empty if no branch raised one
@@ -92,8 +92,8 @@ class World(abc.ABC):
     def identity(self) -> dict[str, Any]:
         """JSON-able `name`, `kind`, parameters and versions; stored with every data set.
 
-        It must contain everything that determines the outcomes, because a world may continue a
-        data set if their identities are equal. `kind` names the source, such as `gymnasium`.
+        It must contain everything that determines the outcomes, because a data set may be continued
+        by any world with the same identity. `kind` names the source, such as `gymnasium`.
         """
 
     def sample_noise(self, num: int, horizon: int, rng: np.random.Generator) -> np.ndarray:
@@ -161,6 +161,20 @@ def take(states: Mapping[str, np.ndarray], rows: np.ndarray | slice) -> States:
     {'x': array([2., 2., 1.])}
     """
     return {name: values[rows] for name, values in states.items()}
+
+
+def padded_blocks(num: int, size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """The rows of each block, and the same rows repeated up to the block size.
+
+    The rounding of many computations depends on the number of rows. In blocks of one size, a row
+    does not depend on the others.
+
+    >>> [(rows.tolist(), filled.tolist()) for rows, filled in padded_blocks(5, 3)]
+    [([0, 1, 2], [0, 1, 2]), ([3, 4], [3, 4, 3])]
+    """
+    for start in range(0, num, size):
+        rows = np.arange(start, min(start + size, num))
+        yield rows, np.resize(rows, size)
 
 
 def concatenate(batches: Sequence[Mapping[str, np.ndarray]]) -> States:

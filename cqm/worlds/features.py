@@ -1,7 +1,7 @@
 """More features for a world: squares, products, random Fourier features or a user's own.
 
 An effect model answers rewards that are linear in the features. Appending functions of the features
-makes more rewards linear, but there are more effects to estimate.
+makes more rewards linear, but also gives the model more effects to estimate.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from cqm.worlds.contract import Rollout, States, Status, World, num_states, take
+from cqm.worlds.contract import Rollout, States, Status, World, num_states, padded_blocks, take
 from cqm.worlds.function import qualified_name
 
 # Names of the k new features, a function [..., d] -> [..., k], and a JSON-able identity.
@@ -83,9 +83,8 @@ class UserFeatures:
         def in_blocks(features: np.ndarray) -> np.ndarray:
             rows = features.reshape(-1, features.shape[-1])
             values = np.empty((len(rows), len(self.names)))
-            for start in range(0, len(rows), _BLOCK):
-                block = np.arange(start, min(start + _BLOCK, len(rows)))
-                result = np.asarray(self.fn(rows[np.resize(block, _BLOCK)]), float)
+            for block, filled in padded_blocks(len(rows), _BLOCK):
+                result = np.asarray(self.fn(rows[filled]), float)
                 if result.shape != (_BLOCK, len(self.names)):
                     wanted = f"expected [{_BLOCK}, {len(self.names)}], got {list(result.shape)}"
                     raise ValueError(f"wrong shape of the user features {self.names}: {wanted}")

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cqm.worlds.actions import checked_actions
-from cqm.worlds.contract import Rollout, States, Status, World, num_states, take
+from cqm.worlds.contract import Rollout, States, Status, World, num_states, padded_blocks, take
 
 # A state as the user's functions see it: an array [n, ...], or a dict of such arrays.
 State = Any
@@ -130,7 +130,7 @@ class FunctionWorld(World):
     def observe(self, states: States) -> np.ndarray:
         """Observations `[n, observations]` of states."""
         observations = np.empty((num_states(states), len(self.observation_names)))
-        for rows, filled in self._blocks(len(observations)):
+        for rows, filled in padded_blocks(len(observations), self.block_size):
             observations[rows] = self._observe_block(take(states, filled))[: len(rows)]
         return observations
 
@@ -169,7 +169,7 @@ class FunctionWorld(World):
             for name in after:
                 after[name][rows] = last[name][: len(rows)]
 
-        for rows, filled in self._blocks(num):
+        for rows, filled in padded_blocks(num, self.block_size):
             try:
                 roll(rows, filled)
             except Exception:  # a user's function may raise anything; find the rows it fails on
@@ -215,7 +215,7 @@ class FunctionWorld(World):
         self._layout = {n: (v.shape[1:], v.dtype) for n, v in _stored(state).items()}
         noise = self.sample_noise(num, 1, rng)
         self._noise_width = noise.shape[2]
-        _, filled = self._blocks(num)[0]
+        _, filled = next(padded_blocks(num, self.block_size))
         states = take(self.reset(num, rng), filled)
         controls = self.candidate_actions[filled][:, None]
         _, features, finite = self._run(states, controls, noise[filled])
@@ -228,12 +228,6 @@ class FunctionWorld(World):
         self.feature_names = _names("feature", feature_names, features.shape[2])
         width = self._observe_block(states).shape[1]
         self.observation_names = _names("observation", observation_names, width)
-
-    def _blocks(self, num: int) -> list[tuple[np.ndarray, np.ndarray]]:
-        """The rows of each block, and the same rows repeated up to the block size."""
-        starts = range(0, num, self.block_size)
-        blocks = [np.arange(start, min(start + self.block_size, num)) for start in starts]
-        return [(rows, np.resize(rows, self.block_size)) for rows in blocks]
 
     def _shown(self, states: States) -> State:
         """A copy of the states in the form that the user's functions see."""

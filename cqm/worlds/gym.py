@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -85,8 +86,10 @@ class GymWorld(World):
         names = _observation_names(probe)
         self.observation_names = (*names, "terminated")
         self.feature_names = (*names, "reward", "terminated")
-        self.control_low, self.control_high = _control_bounds(self._action_space)
-        self.candidate_actions = self._candidates(candidate_actions)
+        self.control_low, self.control_high = low, high = _control_bounds(self._action_space)
+        self.candidate_actions = actions.candidate_actions(
+            candidate_actions, low, high, name=self.name, seed=seed, continuous=self.continuous
+        )
         self._absorbed = np.zeros(len(self.feature_names))
         self._absorbed[-1] = 1
         self._choose_cloning(cloning)
@@ -123,8 +126,8 @@ class GymWorld(World):
         longest = states["length"].max(initial=0) + horizon if "length" in states else 0
         if final and longest > self.max_prefix:
             raise ValueError(
-                f"a state {longest} steps after its reset cannot be kept; allowed: at most "
-                f"max_prefix={self.max_prefix} steps, an argument of GymWorld"
+                f"cannot keep a state {longest} steps after its reset; allowed: at most "
+                f"max_prefix={self.max_prefix} steps (an argument of GymWorld)"
             )
         actions, seeds = self._actions(controls), noise[:, :, 0].astype(np.uint32)
         features = np.full((num, horizon, len(self.feature_names)), np.nan)
@@ -148,18 +151,14 @@ class GymWorld(World):
 
     def identity(self) -> dict[str, Any]:
         """JSON-able name, parameters and versions."""
-        import gymnasium
-
-        versions = {"gymnasium": gymnasium.__version__}
-        if self._uses_mujoco:
-            versions["mujoco"] = mujoco.__version__
+        simulators = ["gymnasium", "mujoco"] if self._uses_mujoco else ["gymnasium"]
         return {
             "name": self.name,
             "kind": "gymnasium",
             "env": self._env_name,
             "cloning": self.cloning,
             "candidate_actions": self.candidate_actions.tolist(),
-            "versions": versions,
+            "versions": {name: version(name) for name in simulators},
         }
 
     def _make(self) -> Env:
@@ -176,15 +175,6 @@ class GymWorld(World):
         if not isinstance(env, gymnasium.Env):
             raise ValueError(f"{self._env_name} made {env!r}; allowed: a gymnasium.Env")
         return _without_limits(env)
-
-    def _candidates(self, given: npt.ArrayLike | None) -> np.ndarray:
-        """The given candidate actions, or the default ones for the action space."""
-        low, high = self.control_low, self.control_high
-        if given is None and not self.continuous:
-            return np.arange(low[0], high[0] + 1)[:, None]
-        return actions.candidate_actions(
-            given, low, high, name=self.name, seed=self.seed, continuous=self.continuous
-        )
 
     def _actions(self, controls: np.ndarray) -> np.ndarray:
         """Controls `[n, horizon, controls]` in the form that the environment's `step` takes."""
@@ -248,7 +238,8 @@ class GymWorld(World):
             try:
                 self._method = CLONING_METHODS[name](self._make, self.max_prefix)
                 problem = self._inexact()
-                # An attribute that is not restored may not matter: forcing a method overrides this.
+                # An attribute that is not restored may be harmless, so forcing a method skips this
+                # check.
                 if not problem and not forced and isinstance(self._method, InPlace):
                     probe = self._actions(self.candidate_actions[None])[0]
                     problem = self._method.unrestored(probe)
@@ -265,7 +256,7 @@ class GymWorld(World):
         )
 
     def _inexact(self, num: int = 3, horizon: int = 12) -> str:
-        """How rollouts differ from plain stepping or break the world contract; empty if neither."""
+        """How rollouts differ from plain stepping or break the contract; empty if they do not."""
         rng = np.random.default_rng(0)
         arms = rng.integers(len(self.candidate_actions), size=(num, horizon))
         actions = self._actions(self.candidate_actions[arms])

@@ -100,15 +100,19 @@ class MujocoWorld(World):
             candidate_actions, self.control_low, self.control_high, name=self.name, seed=seed
         )
         self._num_full = mujoco.mj_stateSize(model, _FULL)
+        self._qpos = slice(1, 1 + model.nq)  # after the time
+        self._qvel = slice(1 + model.nq, 1 + model.nq + model.nv)
         self._simulator = PerThread(self._make_simulator)
 
     def reset(self, num: int, rng: np.random.Generator) -> States:
         """Draw `num` initial states and let them settle."""
         qpos, qvel, extras = self._initial(num, rng)
         physics = np.zeros((num, self._num_full))
+        physics[:, self._qpos], physics[:, self._qvel] = qpos, qvel
         warmstart = np.zeros((num, self.model.nv))
         data, _ = self._simulator.get()
-        for i in range(num if self._needs_simulator() else 0):
+        needs_simulator = self.settle_steps > 0 or self._num_full > self._qvel.stop
+        for i in range(num if needs_simulator else 0):
             # As in dm_control, positions are set after the first half of a step, so settling
             # starts from the accelerations of the undisturbed pose.
             mujoco.mj_resetData(self.model, data)
@@ -122,8 +126,6 @@ class MujocoWorld(World):
                 data.qpos = np.nan
             mujoco.mj_getState(self.model, data, physics[i], _FULL)
             warmstart[i] = data.qacc_warmstart
-        if not self._needs_simulator():
-            physics[:, self._qpos], physics[:, self._qvel] = qpos, qvel
         return {"physics": physics, "warmstart": warmstart, **extras}
 
     def observe(self, states: States) -> np.ndarray:
@@ -137,9 +139,7 @@ class MujocoWorld(World):
         physics = np.ascontiguousarray(states["physics"], dtype=float)
         warmstart = np.ascontiguousarray(states["warmstart"], dtype=float)
         num, horizon = controls.shape[:2]
-        if self.substeps > 1:
-            controls = np.repeat(controls, self.substeps, axis=1)
-        controls = np.ascontiguousarray(controls, dtype=float)
+        controls = np.repeat(np.asarray(controls, dtype=float), self.substeps, axis=1)
         # Several rows share one native call. A call returns only the warm start of its last row,
         # so each row gets its own call if final states are requested. So does a single physics
         # step, because only MuJoCo's warnings show that it diverged.
@@ -155,7 +155,7 @@ class MujocoWorld(World):
         warned = np.zeros((num, len(warnings)), dtype=bool)
         for start in range(0, num, rows):
             stop = min(start + rows, num)
-            out = buffer[: stop - start] if self.substeps > 1 else reached[start:stop]
+            out = buffer[: stop - start]
             native.rollout(
                 models[: stop - start],
                 datas,
@@ -168,8 +168,7 @@ class MujocoWorld(World):
                 state=out,
                 chunk_size=rows,
             )
-            if self.substeps > 1:
-                reached[start:stop] = out[:, self.substeps - 1 :: self.substeps]
+            reached[start:stop] = out[:, self.substeps - 1 :: self.substeps]
             warmstart_reached[start] = data.qacc_warmstart
             if alone:
                 warned[start] = warnings
@@ -193,21 +192,9 @@ class MujocoWorld(World):
             "versions": {"mujoco": version("mujoco")},
         }
 
-    @property
-    def _qpos(self) -> slice:
-        return slice(1, 1 + self.model.nq)  # after the time
-
-    @property
-    def _qvel(self) -> slice:
-        return slice(1 + self.model.nq, 1 + self.model.nq + self.model.nv)
-
     def _make_simulator(self) -> tuple[mujoco.MjData, NativeRollout]:
         """Simulation data, and a native rollout that runs on the calling thread."""
         return mujoco.MjData(self.model), NativeRollout(nthread=0)
-
-    def _needs_simulator(self) -> bool:
-        """Whether an initial state needs more than positions and velocities to be set."""
-        return self.settle_steps > 0 or self._num_full > 1 + self.model.nq + self.model.nv
 
     def _observation_of(self, physics: np.ndarray, states: States) -> np.ndarray:
         extras = {k: v for k, v in states.items() if k not in ("physics", "warmstart")}
@@ -218,10 +205,10 @@ class MujocoWorld(World):
     def _status(
         self, start: np.ndarray, controls: np.ndarray, reached: np.ndarray, features: np.ndarray
     ) -> np.ndarray:
-        """The status of every row, `[n]`, found from what the native rollout leaves behind.
+        """The status of every row, `[n]`, inferred from the output of the native rollout.
 
-        It hides a divergence by repeating the last state, including its time. In the last step it
-        also treats a control that is NaN as zero, and does not check the state it reaches.
+        The native rollout hides a divergence by repeating the last state, including its time. In
+        the last step it also treats a NaN control as zero, and does not check the state it reaches.
         """
         num, horizon = reached.shape[:2]
         step = self.model.opt.timestep
@@ -257,18 +244,21 @@ def _positions_and_velocities(qpos: np.ndarray, qvel: np.ndarray, extras: Extras
     return np.concatenate([qpos, qvel], axis=-1)
 
 
-def _state_names(model: mujoco.MjModel) -> list[str]:
+def coordinate_names(sizes: Sequence[tuple[str, int]]) -> tuple[str, ...]:
+    """One name per coordinate of named parts; those of a part with several are numbered.
+
+    >>> coordinate_names([("hinge", 1), ("ball", 2)])
+    ('hinge', 'ball_0', 'ball_1')
+    """
+    return tuple(f"{n}_{i}" if size > 1 else n for n, size in sizes for i in range(size))
+
+
+def _state_names(model: mujoco.MjModel) -> tuple[str, ...]:
     """A name for every position and velocity, derived from the joints."""
 
-    def names(kind: str, starts: np.ndarray, total: int) -> list[str]:
-        ends = [*starts[1:], total]
-        found = []
-        for joint, (start, end) in enumerate(zip(starts, ends, strict=True)):
-            name = f"{kind}_{model.joint(joint).name or joint}"
-            found += [name] if end - start == 1 else [f"{name}_{i}" for i in range(end - start)]
-        return found
+    def sizes(kind: str, starts: np.ndarray, total: int) -> list[tuple[str, int]]:
+        lengths = np.diff([*starts, total])
+        return [(f"{kind}_{model.joint(i).name or i}", size) for i, size in enumerate(lengths)]
 
-    return [
-        *names("position", model.jnt_qposadr, model.nq),
-        *names("velocity", model.jnt_dofadr, model.nv),
-    ]
+    positions = sizes("position", model.jnt_qposadr, model.nq)
+    return coordinate_names([*positions, *sizes("velocity", model.jnt_dofadr, model.nv)])

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from cqm.worlds.contract import Rollout, States, World
+from cqm.worlds.contract import Rollout, States, World, padded_blocks
 
 _BLOCK = 256  # rows per matrix product, because its rounding depends on their number
 
@@ -101,8 +101,7 @@ class NuisanceWorld(World):
 
     def reset(self, num: int, rng: np.random.Generator) -> States:
         """Draw `num` native states, each with a nuisance from its stationary distribution."""
-        states = self.native.reset(num, rng)
-        return {**states, "nuisance": self.nuisance.start(num, rng)}
+        return {**self.native.reset(num, rng), "nuisance": self.nuisance.start(num, rng)}
 
     def observe(self, states: States) -> np.ndarray:
         """Mixed observations `[n, observations]`."""
@@ -163,12 +162,9 @@ def mix(scaled_nuisance: np.ndarray, native: np.ndarray, mixing: np.ndarray) -> 
     stacked = np.concatenate([scaled_nuisance, native], axis=-1)
     rows = stacked.reshape(-1, stacked.shape[-1])
     mixed = np.empty_like(rows)
-    for start in range(0, len(rows), _BLOCK):
-        block = rows[start : start + _BLOCK]
-        padded = np.zeros((_BLOCK, rows.shape[1]))
-        padded[: len(block)] = block
+    for block, filled in padded_blocks(len(rows), _BLOCK):
         with np.errstate(invalid="ignore", over="ignore"):  # in rows that failed
-            mixed[start : start + _BLOCK] = (padded @ mixing.T)[: len(block)]
+            mixed[block] = (rows[filled] @ mixing.T)[: len(block)]
     return mixed.reshape(stacked.shape)
 
 

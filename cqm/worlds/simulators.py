@@ -28,10 +28,11 @@ def sim_extra() -> Iterator[None]:
 
 @contextlib.contextmanager
 def quiet_dm_control() -> Iterator[None]:
-    """Import dm_control or load its models within; environment and loggers stay as they were.
+    """Context in which to import dm_control or load its models without lasting side effects.
 
-    On a machine without a display, dm_control is imported with rendering disabled unless
-    `MUJOCO_GL` is set: its search for a renderer warns or fails there.
+    Environment variables and loggers are restored afterwards. On a machine without a display,
+    dm_control is imported with rendering disabled unless `MUJOCO_GL` is set, because its search for
+    a renderer would warn or fail there.
     """
     with sim_extra():
         import dm_control  # noqa: F401 - this imports none of its parts yet

@@ -2,7 +2,7 @@
 
 The paper's four domains use native rollouts, with initial states and observations written as
 vectorised functions of positions and velocities. Every other task runs its own Python code, one
-state at a time, on a physics whose complete state is set before and read after each rollout.
+state at a time, on a physics object whose complete state is set before and read after each rollout.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ import numpy as np
 import numpy.typing as npt
 
 from cqm.worlds import actions
+from cqm.worlds.cloning import stack, unstack
 from cqm.worlds.contract import PerThread, Rollout, States, Status, World
-from cqm.worlds.mujoco import Extras, Initial, MujocoWorld, ObservationFn
+from cqm.worlds.mujoco import Extras, Initial, MujocoWorld, ObservationFn, coordinate_names
 from cqm.worlds.simulators import quiet_dm_control, sim_extra
 
 with sim_extra():
@@ -35,7 +36,7 @@ _NEEDS_DISPLAY = {"quadruped-escape"}
 
 @dataclass(frozen=True)
 class Domain:
-    """What a native world needs to know about a task in addition to its model."""
+    """What a native world needs to know about a task besides its model."""
 
     initial: Callable[[mujoco.MjModel, int, np.random.Generator], Initial]
     observation: ObservationFn
@@ -97,7 +98,7 @@ class SuiteWorld(MujocoWorld):
 
 
 class TaskWorld(World):
-    """Any suite task, simulated by its own Python code at the speed of a Python loop.
+    """Any suite task, simulated by its own Python code, and therefore slowly.
 
     A state consists of MuJoCo's integration state, the model fields that the task redraws in every
     episode (a target's position, for example), and the observation, which may contain sensor
@@ -112,11 +113,8 @@ class TaskWorld(World):
         environment = self._environment.get()
         self._model_fields = _episode_fields(environment)
         observation = environment.reset().observation
-        self.observation_names = self.feature_names = tuple(
-            f"{key}_{i}" if np.size(value) > 1 else key
-            for key, value in observation.items()
-            for i in range(np.size(value))
-        )
+        sizes = [(key, np.size(value)) for key, value in observation.items()]
+        self.observation_names = self.feature_names = coordinate_names(sizes)
         spec = environment.action_spec()
         self.control_low, self.control_high = spec.minimum, spec.maximum
         self.candidate_actions = actions.candidate_actions(
@@ -125,13 +123,12 @@ class TaskWorld(World):
 
     def reset(self, num: int, rng: np.random.Generator) -> States:
         """Draw `num` initial states with the task's own code."""
-        environment = self._environment.get()
-        states = []
+        environment, states = self._environment.get(), []
         for episode_seed in rng.integers(2**32, size=num):
             environment.task.random.seed(episode_seed)
             observation = environment.reset().observation
             states.append(self._capture(environment, _flat(observation)))
-        return {key: np.stack([state[key] for state in states]) for key in states[0]}
+        return stack(states)
 
     def observe(self, states: States) -> np.ndarray:
         """Observations `[n, observations]` of states."""
@@ -148,8 +145,8 @@ class TaskWorld(World):
         features = np.full((num, horizon, len(self.feature_names)), np.nan)
         status = np.zeros(num, dtype=np.int8)
         after, errors = [], []
-        for i in range(num):
-            self._set(environment, {key: values[i] for key, values in states.items()})
+        for i, state in enumerate(unstack(states)):
+            self._set(environment, state)
             try:
                 for t in range(horizon):
                     environment.task.before_step(controls[i, t], environment.physics)
@@ -165,8 +162,7 @@ class TaskWorld(World):
                 status[i] = Status.NOT_FINITE
             if final:
                 after.append(self._capture(environment, features[i, -1]))
-        reached = {key: np.stack([s[key] for s in after]) for key in states if final}
-        return Rollout(features, status, reached, next(iter(errors), ""))
+        return Rollout(features, status, stack(after) if final else {}, next(iter(errors), ""))
 
     def identity(self) -> dict[str, Any]:
         """JSON-able name, parameters and versions."""
@@ -230,22 +226,16 @@ def _flat(observation: Mapping[str, Any]) -> np.ndarray:
     return np.concatenate([np.ravel(value) for value in observation.values()])
 
 
-def _rest(model: mujoco.MjModel, num: int) -> tuple[np.ndarray, np.ndarray]:
-    return np.tile(model.qpos0, (num, 1)), np.zeros((num, model.nv))
-
-
 def _random_joints(
-    model: mujoco.MjModel, num: int, rng: np.random.Generator
-) -> tuple[np.ndarray, np.ndarray]:
-    """Positions with limited joints uniform in their range and unlimited hinges on the circle."""
-    qpos, qvel = _rest(model, num)
+    model: mujoco.MjModel, num: int, rng: np.random.Generator, *, hinges: bool = True
+) -> Initial:
+    """At rest, limited joints uniform in their range, and unlimited hinges too if `hinges`."""
     limited = model.jnt_limited.astype(bool)
-    hinge = model.jnt_type == mujoco.mjtJoint.mjJNT_HINGE
-    low = np.where(limited, model.jnt_range[:, 0], -np.pi)
-    high = np.where(limited, model.jnt_range[:, 1], np.pi)
-    drawn = limited | hinge
-    qpos[:, drawn] = rng.uniform(low[drawn], high[drawn], (num, drawn.sum()))
-    return qpos, qvel
+    drawn = limited | (hinges & (model.jnt_type == mujoco.mjtJoint.mjJNT_HINGE))
+    low, high = np.where(limited, model.jnt_range.T, [[-np.pi], [np.pi]])[:, drawn]
+    qpos = np.tile(model.qpos0, (num, 1))
+    qpos[:, drawn] = rng.uniform(low, high, (num, drawn.sum()))
+    return qpos, np.zeros((num, model.nv)), {}
 
 
 def _cartpole_initial(model: mujoco.MjModel, num: int, rng: np.random.Generator) -> Initial:
@@ -259,7 +249,7 @@ def _cartpole_observation(qpos: np.ndarray, qvel: np.ndarray, extras: Extras) ->
 
 
 def _reacher_initial(model: mujoco.MjModel, num: int, rng: np.random.Generator) -> Initial:
-    qpos, qvel = _random_joints(model, num, rng)
+    qpos, qvel, _ = _random_joints(model, num, rng)
     angle, radius = rng.uniform(0, 2 * np.pi, num), rng.uniform(0.05, 0.20, num)
     target = np.stack([radius * np.sin(angle), radius * np.cos(angle)], axis=-1)
     return qpos, qvel, {"target": target}
@@ -276,20 +266,8 @@ def _reacher_observation(qpos: np.ndarray, qvel: np.ndarray, extras: Extras) -> 
     return observation
 
 
-def _cheetah_initial(model: mujoco.MjModel, num: int, rng: np.random.Generator) -> Initial:
-    limited = model.jnt_limited.astype(bool)
-    low, high = model.jnt_range[limited].T
-    qpos, qvel = _rest(model, num)
-    qpos[:, limited] = rng.uniform(low, high, (num, limited.sum()))
-    return qpos, qvel, {}
-
-
 def _cheetah_observation(qpos: np.ndarray, qvel: np.ndarray, extras: Extras) -> np.ndarray:
     return np.concatenate([qpos[..., 1:], qvel], axis=-1)
-
-
-def _walker_initial(model: mujoco.MjModel, num: int, rng: np.random.Generator) -> Initial:
-    return *_random_joints(model, num, rng), {}
 
 
 def _walker_observation(qpos: np.ndarray, qvel: np.ndarray, extras: Extras) -> np.ndarray:
@@ -306,15 +284,8 @@ def _walker_observation(qpos: np.ndarray, qvel: np.ndarray, extras: Extras) -> n
 
 
 _CHEETAH_JOINTS = (
-    "rootx",
-    "rootz",
-    "rooty",
-    "bthigh",
-    "bshin",
-    "bfoot",
-    "fthigh",
-    "fshin",
-    "ffoot",
+    *("rootx", "rootz", "rooty"),
+    *(f"{leg}{part}" for leg in "bf" for part in ("thigh", "shin", "foot")),
 )
 _WALKER_LEGS = tuple(
     f"{side}_{joint}" for side in ("right", "left") for joint in ("hip", "knee", "ankle")
@@ -334,16 +305,12 @@ DOMAINS = {
         _reacher_initial,
         _reacher_observation,
         (
-            "position_shoulder",
-            "position_wrist",
-            "to_target_x",
-            "to_target_y",
-            "velocity_shoulder",
-            "velocity_wrist",
+            *("position_shoulder", "position_wrist", "to_target_x", "to_target_y"),
+            *("velocity_shoulder", "velocity_wrist"),
         ),
     ),
     "cheetah-run": Domain(
-        _cheetah_initial,
+        functools.partial(_random_joints, hinges=False),
         _cheetah_observation,
         (
             *(f"position_{joint}" for joint in _CHEETAH_JOINTS[1:]),
@@ -352,7 +319,7 @@ DOMAINS = {
         settle_steps=200,
     ),
     "walker-walk": Domain(
-        _walker_initial,
+        _random_joints,
         _walker_observation,
         (
             *(f"{body}_{axis}" for body in _WALKER_BODIES for axis in ("cos", "sin")),
