@@ -1,4 +1,4 @@
-"""Branches: simulate them, collect them, keep them, audit them."""
+"""Branches: simulating, collecting, storing and auditing them."""
 
 import lazy_loader
 

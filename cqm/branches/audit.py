@@ -1,7 +1,7 @@
 """The audit: evidence that a set of branches is what it claims to be.
 
 Everything downstream relies on branches that share the state, the noise and the continuation, and
-differ in the first action alone. `audit` does not trust the manifest on this: it replays stored
+differ only in the first action. `audit` does not take the manifest's word for it: it replays stored
 families, collects a block again from its seed, and compares the variance that sharing removes with
 the variance that theory predicts.
 """
@@ -89,7 +89,7 @@ def _report(branches: Branches, num_checked: int, checks: list[Check]) -> Report
 
 
 def _plan_of(branches: Branches, world: World, policy: Policy | None) -> Plan:
-    """The plan that the manifest says the set was collected with."""
+    """The plan that the set was collected with, according to its manifest."""
     recipe, continuation = branches.recipe, branches.recipe.continuation
     if policy is not None:
         recipe = replace(recipe, continuation=Continuation.of(policy))
@@ -98,7 +98,7 @@ def _plan_of(branches: Branches, world: World, policy: Policy | None) -> Plan:
                 f"the continuation of the set is {str(continuation)!r}; got policy {policy.name!r}"
             )
     elif not continuation.open_loop:
-        raise ValueError(f"the continuation of the set is {str(continuation)!r}; give policy=")
+        raise ValueError(f"the continuation of the set is {str(continuation)!r}; pass policy=")
     identity = stored_identity(world)
     if identity != branches.world:
         raise ValueError(f"the set was collected from world {branches.world}; got {identity}")
@@ -114,7 +114,7 @@ def _sample(branches: Branches, families: int, rng: np.random.Generator) -> Bran
 
 
 def _noise(sample: Branches, draw: int) -> np.ndarray:
-    """Noise of the world in a stored draw, `[n, horizon, noise]`."""
+    """World noise of a stored draw, `[n, horizon, noise]`."""
     if "noise" in sample.array_names():
         return sample.array("noise")[:, draw]
     return np.empty((len(sample), sample.recipe.horizon, 0))
@@ -191,7 +191,7 @@ def _common_signal(sample: Branches, rng: np.random.Generator) -> Check:
     signal = 1000 * size * rng.standard_normal((*effects.shape[:2], 1, effects.shape[3]))
     change = np.abs(center(outcomes + signal) - effects).max() / max(size, 1e-300)
     return Check(
-        "a signal a thousand times the effects cancels",
+        "a shared signal a thousand times the effects cancels",
         bool(change <= 1e-9),
         f"relative {change:.1e}",
     )
@@ -274,5 +274,5 @@ def _continuation_variance(plan: Plan, sample: Branches, rng: np.random.Generato
 
 
 def _variance(values: np.ndarray, scale: np.ndarray) -> np.ndarray:
-    """Variance over the draws of `[n, draws, features]` in units of scale, feature mean, `[n]`."""
+    """Variance of `[n, draws, features]` over draws, in units of scale, averaged to `[n]`."""
     return (values / scale).var(axis=1, ddof=1).mean(axis=1)

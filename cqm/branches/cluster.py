@@ -1,4 +1,4 @@
-"""Simulating shards on a Ray cluster, one idempotent task per shard."""
+"""Simulation of shards on a Ray cluster, with one idempotent task per shard."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def simulate_on_cluster(
     if failed:
         lines = "\n".join(f"  shard {index}: {why}" for index, why in sorted(failed.items()))
         raise RuntimeError(
-            f"{len(failed)} shards failed after {_RETRIES} retries, the others are written; "
-            f"rerun the command to retry these alone:\n{lines}"
+            f"{len(failed)} shards failed after {_RETRIES} retries; the others were written; "
+            f"rerun the command to retry only these:\n{lines}"
         )
 
 

@@ -32,7 +32,7 @@ MANY_DROPPED = 0.01  # share of the families above which collecting warns
 
 
 class DroppedWarning(UserWarning):
-    """More than 1% of the families were dropped, because one of their branches failed."""
+    """More than 1% of the families were dropped because at least one of their branches failed."""
 
 
 def collect(
@@ -61,8 +61,8 @@ def collect(
         horizon: Steps per branch, including the first action.
         discount: Discount factor of the outcome.
         draws: Realisations of noise and continuation per state.
-        arms: Candidate actions to branch per family: a number drawn at random, or subsets of which
-            one is drawn; all of them by default.
+        arms: Candidate actions to branch per family: this many at random, or one of these subsets
+            at random; all of them by default.
         warmup: Minimum and maximum number of random controls applied to a state before it is
             branched.
         continuation: Law of the actions after the first: `uniform`, one probability per
@@ -87,7 +87,7 @@ def collect(
     recipe = Recipe(states, horizon, discount, draws, arms, warmup, law, per_step, seed)
     plan, error = plan_collection(world, recipe), ""
     if cluster is not None and out is None:
-        raise ValueError("collecting on a cluster needs a directory to write to; give out=")
+        raise ValueError("collecting on a cluster needs a directory to write to; pass out=")
     if out is None:
         memory = []
         for _, blocks in _simulate_shards(plan, range(plan.num_shards), threads, blocks_per_task):
@@ -129,14 +129,14 @@ def _warned(branches: Branches, error: str) -> Branches:
 
 
 def plan_collection(world: World, recipe: Recipe) -> Plan:
-    """Check a recipe against a world, and cut the work into shards."""
+    """Check a recipe against a world, and divide the work into shards."""
     num_actions, continuation = len(world.candidate_actions), recipe.continuation
     if recipe.warmup is None:
         raise ValueError("warmup must be (minimum, maximum) to collect branches; got None")
     if continuation.policy is None:
         continuation.probabilities(num_actions)  # raises for a law that cannot be drawn from
     subsets, num_arms = _check_arms(recipe.arms, num_actions)
-    # Shards of similar size for any size of family, so that memory does not grow with it.
+    # Shards have similar sizes whatever the size of a family, so that memory does not grow with it.
     numbers = recipe.draws * num_arms * len(world.native.feature_names)
     numbers *= 2 + (recipe.horizon if recipe.per_step else 0)
     if world.nuisance is not None:

@@ -1,7 +1,7 @@
 """Branches: a set of branch families, in memory or in a directory.
 
-Stored features are native: as the simulator gave them, next to one nuisance path per draw if the
-world has a nuisance. They are mixed when read. `cqm.branches.shards` defines the files.
+Stored features are native, that is, as the simulator returned them, next to one nuisance path per
+draw if the world has a nuisance. They are mixed when read. `cqm.branches.shards` defines the files.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from cqm.branches.shards import Shard
 from cqm.quotient import Reference, center
 from cqm.worlds.nuisance import mix
 
-Read = Callable[[str], np.ndarray]  # reads the array of a name
+Read = Callable[[str], np.ndarray]  # reads an array by name
 
 
 class Branches:
@@ -74,7 +74,7 @@ class Branches:
 
     def __repr__(self) -> str:
         recipe, seeds = self.recipe, self.manifest.get("combined_seeds")
-        dropped = f"; dropped in collecting: {self.why_dropped}" if self.dropped else ""
+        dropped = f"; dropped while collecting: {self.why_dropped}" if self.dropped else ""
         seed = f"seeds {', '.join(map(str, seeds))}" if seeds else f"seed {recipe.seed}"
         return (
             f"Branches({self.world['name']}, {len(self):,} families of "
@@ -84,7 +84,7 @@ class Branches:
 
     def __getitem__(self, rows: slice) -> Branches:
         if not isinstance(rows, slice) or rows.step not in (None, 1):
-            raise ValueError(f"branches take slices without a step; got {rows!r}")
+            raise ValueError(f"branches can only be indexed by slices without a step; got {rows!r}")
         first, last, _ = rows.indices(len(self))
         parts, offset = [], 0
         for shard, start, stop in self._parts:
@@ -219,7 +219,7 @@ class Branches:
 
     @property
     def index(self) -> np.ndarray:
-        """Number of each state in its collection, `[n]`."""
+        """Index of each state in its collection, `[n]`."""
         return self.array("index")
 
     @property

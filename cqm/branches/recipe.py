@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-BLOCK = 256  # states that share one set of random streams; reading mixes in the same unit
+BLOCK = 256  # states per set of random streams; also the rows mixed at a time when reading
 
 PolicyFn = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
@@ -53,7 +53,7 @@ class Continuation:
             return law
         if isinstance(law, Policy):
             if law.name == "uniform":
-                raise ValueError("a policy must not be named 'uniform', the name of the law")
+                raise ValueError("a policy must not be named 'uniform', which is the name of a law")
             return cls(law.name, law)
         values = _plain(law)
         if not isinstance(values, str | tuple):
@@ -65,7 +65,7 @@ class Continuation:
 
     @property
     def open_loop(self) -> bool:
-        """Whether the later actions do not depend on the state, and their law is known."""
+        """Whether the later actions are independent of the state and their law is known."""
         return self.law == "uniform" or isinstance(self.law, tuple)
 
     def probabilities(self, num_actions: int) -> np.ndarray:
@@ -81,8 +81,8 @@ class Continuation:
         if self.law == "uniform":
             return np.full(num_actions, 1 / num_actions)
         raise ValueError(
-            f"the continuation {self.law!r} is the name of a policy, which alone knows its "
-            f"actions; give the Policy, 'uniform' or {num_actions} probabilities"
+            f"the continuation {self.law!r} is the name of a policy, without which the actions "
+            f"are unknown; pass the Policy, 'uniform' or {num_actions} probabilities"
         )
 
     def draw(self, uniforms: np.ndarray, num_actions: int) -> np.ndarray:
@@ -97,7 +97,7 @@ class Continuation:
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a set of branches is collected; together with the world it determines every byte."""
+    """How to collect a set of branches; recipe and world determine every stored byte."""
 
     states: int = 20_000
     """Number of states to branch; families that diverge are dropped and counted."""
@@ -108,7 +108,7 @@ class Recipe:
     draws: int = 1
     """Realisations of noise and continuation per state."""
     arms: int | Sequence[Sequence[int]] | None = None
-    """Actions to branch per family: all, a number drawn at random, or subsets to draw one from."""
+    """Actions to branch per family: all, this many at random, or a random one of these subsets."""
     warmup: tuple[int, int] | None = (0, 20)  # None if unknown, as in logs
     """Minimum and maximum number of random controls applied to a state before it is branched."""
     continuation: Continuation = Continuation()

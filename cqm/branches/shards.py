@@ -1,7 +1,7 @@
 """Branches on disk: an immutable manifest and numbered shards.
 
 Each shard is a safetensors file with a small JSON sidecar that holds its checksum and the number of
-dropped families. The sidecar is written last: a shard without one does not count. A shard also
+dropped families. The sidecar is written last, and a shard without one is ignored. A shard also
 stores its own number and the digest of its manifest, so that swapped and foreign files are refused.
 """
 
@@ -51,7 +51,7 @@ class MemoryShard:
         return sorted(self.arrays)
 
     def verify(self) -> None:
-        """Do nothing: memory has no checksum to match."""
+        """Do nothing, because data in memory has no checksum."""
 
 
 @dataclass

@@ -1,7 +1,7 @@
 """Branching a block of states: the body of the paper's algorithm 1.
 
 One branch per candidate action is rolled out from each state. The branches of a family share the
-state, the noise and the continuation, and differ in the first action alone. All randomness is keyed
+state, the noise and the continuation, and differ only in the first action. All randomness is keyed
 by (seed, block, purpose), never by the worker.
 """
 
@@ -201,7 +201,7 @@ def roll_closed_loop(
     noise: np.ndarray,
     nuisance: np.ndarray | None,
 ) -> FamilyRollout:
-    """Roll out branches whose continuation is a policy; the arms share the policy's noise.
+    """Roll out branches that continue with a policy; the arms share the policy's noise.
 
     Args:
         plan: The world, the recipe and the policy.

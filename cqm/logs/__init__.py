@@ -1,4 +1,4 @@
-"""Logs: trajectories with one action each, where they come from, and what they can tell."""
+"""Logs: trajectories with one action per decision, their sources, and their coverage."""
 
 import lazy_loader
 

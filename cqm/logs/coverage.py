@@ -43,7 +43,7 @@ class Coverage:
         region, action = np.unravel_index(self.regions.argmin(), self.regions.shape)
         if self.regions.min() < RARE:
             found.append(
-                f"action {action} is {self.regions.min():.2%} of {self.region_sizes[region]} "
+                f"action {action} makes up {self.regions.min():.2%} of {self.region_sizes[region]} "
                 f"decisions in region {region} (of {len(self.regions)})"
             )
         if self.smallest_propensity < RARE and self.propensities_known:
@@ -148,10 +148,10 @@ def _region_sums(regions: np.ndarray, values: np.ndarray) -> np.ndarray:
 
 
 def _mismatch(regions: np.ndarray, taken: np.ndarray, propensities: np.ndarray) -> str:
-    """Where actions were taken much more or less often than their propensities say, if anywhere."""
+    """Where actions were taken far more or less often than propensities say; empty if nowhere."""
     for own in (np.zeros_like(regions), regions):  # over all decisions, and then by region
         counts, expected = _region_sums(own, taken), _region_sums(own, propensities)
-        # One is added because the count of a rare event is far from normal.
+        # One is added because the count of a rare event is far from normally distributed.
         errors = np.sqrt(_region_sums(own, propensities * (1 - propensities)) + 1)
         off = np.abs(counts - expected) / errors
         if off.max() > SIGNIFICANT:
@@ -159,7 +159,7 @@ def _mismatch(regions: np.ndarray, taken: np.ndarray, propensities: np.ndarray) 
             size = np.sum(own[:, action] == region)
             place = f" in region {region} (of {len(off)})" if len(off) > 1 else ""
             return (
-                f"action {action} is {counts[region, action] / size:.2%} of {size} decisions"
+                f"action {action} makes up {counts[region, action] / size:.2%} of {size} decisions"
                 f"{place}, where its propensity is {expected[region, action] / size:.2%} on average"
             )
     return ""

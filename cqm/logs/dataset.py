@@ -22,10 +22,10 @@ from cqm.branches.dataset import Branches, split_size
 from cqm.branches.recipe import Continuation, Recipe, draw_actions
 from cqm.logs.coverage import Coverage, measure_coverage
 from cqm.logs.validate import (
+    AXES,
     candidate_rows,
     check_axes,
     check_logs,
-    check_propensities,
     equal_steps,
     integers,
     propensity_rows,
@@ -81,10 +81,10 @@ class Logs:
 
         Args:
             observations: Observation at each decision, `[n, observations]`.
-            actions: Numbers of the candidate actions taken, `[n, horizon]`, or `[n]` for one step.
+            actions: Indices of the candidate actions taken, `[n, horizon]`, or `[n]` for one step.
             features: Features of every step, `[n, horizon, features]`.
             num_actions: Number of candidate actions; by default those that occur.
-            candidate_actions: Their controls, `[actions, controls]`; by default their numbers.
+            candidate_actions: Their controls, `[actions, controls]`; by default their indices.
             propensities: Probabilities of the candidate actions at each decision, `[n, actions]`,
                 or `[actions]` if all decisions share them; estimated by default.
             groups: Episode number of each row, `[n]`. Rows of one episode stay together when data
@@ -95,7 +95,8 @@ class Logs:
             observation_names: Names of the observations; `obs_0`, ... by default.
             feature_names: Names of the features; `feature_0`, ... by default.
             features_are_next_observation: Whether the features of a step are the observation of
-                the next state; they then share its names. Giving both the same names says the same.
+                the next state; they then share its names. Giving both the same names has the same
+                effect.
             world: Identity of the world, needed to calibrate a model with branches of that world.
 
         >>> rng = np.random.default_rng(0)
@@ -152,7 +153,7 @@ class Logs:
         propensities: ArrayLike | PropensityFn | None = None,
         rng: np.random.Generator,
     ) -> Logs:
-        """Logs with one arm of every family, chosen at random, as an ordinary log would have it.
+        """Logs with one randomly chosen arm of every family, as in an ordinary log.
 
         Args:
             branches: Branches with all arms and `per_step`; the first draw of each family is used.
@@ -167,7 +168,6 @@ class Logs:
         if propensities is None:
             propensities = np.full(branches.num_actions, 1 / branches.num_actions)
         rows = propensity_rows(propensities, num, branches.num_actions)
-        check_propensities(rows, num, branches.num_actions)
         first = draw_actions(rows, rng.random(num))
         steps, later = branches.step_features, branches.continuation[:, 0]
         families = np.arange(num)
@@ -270,20 +270,15 @@ class Logs:
 
     def __getitem__(self, rows: slice | np.ndarray) -> Logs:
         if not isinstance(rows, slice) and np.ndim(rows) != 1:
-            raise ValueError(f"logs take slices or arrays of row numbers; got {rows!r}")
-        return replace(
-            self,
-            observations=self.observations[rows],
-            actions=self.actions[rows],
-            features=self.features[rows],
-            propensities=None if self.propensities is None else self.propensities[rows],
-            groups=None if self.groups is None else self.groups[rows],
-        )
+            raise ValueError(
+                f"logs can only be indexed by slices or arrays of row numbers; got {rows!r}"
+            )
+        return replace(self, **{name: values[rows] for name, values in self._arrays().items()})
 
     def split(self, test: int | float) -> tuple[Logs, Logs]:
         """Split into training and test trajectories; `test` is a number or a share of them.
 
-        Groups are not divided: the test set then consists of whole groups, and may be larger.
+        Groups are never divided: with groups, the test set may be larger than requested.
         """
         num = split_size(test, len(self), "trajectories")
         if self.groups is None:
@@ -301,11 +296,9 @@ class Logs:
 
     def with_propensities(self, propensities: ArrayLike | None) -> Logs:
         """The same logs with other propensities, or with None to estimate them."""
-        if propensities is None:
-            return replace(self, propensities=None)
-        return replace(
-            self, propensities=propensity_rows(propensities, len(self), self.num_actions)
-        )
+        if propensities is not None:
+            propensities = propensity_rows(propensities, len(self), self.num_actions)
+        return replace(self, propensities=propensities)
 
     @property
     def num_actions(self) -> int:
@@ -327,6 +320,10 @@ class Logs:
         """Whether the features of a step are the observation of the next state."""
         return self.feature_names == self.observation_names
 
+    def _arrays(self) -> dict[str, Any]:
+        """The arrays with one row per trajectory."""
+        return {name: values for name in AXES if (values := getattr(self, name)) is not None}
+
     def coverage(self) -> Coverage:
         """Measure how often each action was taken, and where; see `Coverage`."""
         return measure_coverage(
@@ -336,11 +333,7 @@ class Logs:
     def save(self, directory: str | Path) -> None:
         """Write the arrays and a description; each holds a checksum of the other."""
         directory = Path(directory)
-        arrays = {name: getattr(self, name) for name in ("observations", "features")}
-        arrays["actions"] = self.actions.astype(np.int16)
-        for name in ("propensities", "groups"):
-            if getattr(self, name) is not None:
-                arrays[name] = getattr(self, name)
+        arrays = {**self._arrays(), "actions": self.actions.astype(np.int16)}
         config = {
             "kind": "logs",
             "world": dict(self.world),
@@ -350,25 +343,21 @@ class Logs:
             "feature_names": list(self.feature_names),
         }
         metadata = {"kind": "cqm logs", "description": _digest(config)}
-        written = storage.write_pieces(
-            directory / ARRAYS, storage.encode_arrays([arrays], metadata)
-        )
+        content = storage.encode_arrays([arrays], metadata)
+        written = storage.write_pieces(directory / ARRAYS, content)
         storage.write_json(directory / CONFIG, {**config, "sha256": written.sha256})
 
     @classmethod
     def load(cls, directory: str | Path) -> Logs:
         """Load logs that `save` wrote; raises if the files are damaged."""
-        directory = Path(directory)
-        config = storage.read_json(directory / CONFIG)
-        path = directory / ARRAYS
+        path, config_path = Path(directory) / ARRAYS, Path(directory) / CONFIG
+        config = storage.read_json(config_path)
         if config.get("kind") != "logs":
-            raise storage.DamagedFileError(f"{directory / CONFIG} does not describe logs")
+            raise storage.DamagedFileError(f"{config_path} does not describe logs")
         needed = {"sha256", "world", "recipe", "candidate_actions", "observation_names"}
         missing = sorted((needed | {"feature_names"}) - set(config))
         if missing:
-            raise storage.DamagedFileError(
-                f"{directory / CONFIG} lacks {missing}; save the logs again"
-            )
+            raise storage.DamagedFileError(f"{config_path} lacks {missing}; save the logs again")
         if storage.sha256(path) != config.pop("sha256"):
             raise storage.DamagedFileError(
                 f"{path} is damaged: its checksum is wrong; save the logs again"
@@ -376,7 +365,7 @@ class Logs:
         arrays, metadata = storage.read_arrays(path)
         if metadata.get("description") != _digest(config):
             raise storage.DamagedFileError(
-                f"{directory / CONFIG} was changed, or {path.name} belongs to other logs; "
+                f"{config_path} was changed, or {path.name} belongs to other logs; "
                 "save the logs again"
             )
         return cls(

@@ -169,7 +169,7 @@ def windows(
 
 
 def _starts(episode: Episode, horizon: int, step: int) -> range:
-    """Starts of the windows of an episode whose outcome is known."""
+    """Start steps of the windows in an episode whose outcomes are known."""
     length = len(episode.actions)
     return range(0, length if episode.terminated else length - horizon + 1, step)
 
@@ -203,29 +203,28 @@ def _record(
     rng: np.random.Generator,
     seed: int,
 ) -> Iterator[Episode]:
-    """Episodes without end."""
+    """An endless sequence of episodes."""
     from gymnasium import spaces
 
     while True:
         observation, _ = env.reset(seed=seed)
-        seed, done = int(rng.integers(2**31)), False
+        seed = int(rng.integers(2**31))
         seen = [np.asarray(spaces.flatten(env.observation_space, observation), float)]
         actions, rewards, propensities = list[int](), list[float](), list[np.ndarray]()
-        terminated = False
-        while not done:
+        terminated = truncated = False
+        while not (terminated or truncated):
             propensities.append(np.asarray(behaviour(seen[-1]), float))
             actions.append(int(draw_actions(propensities[-1][None], rng.random(1))[0]))
             observation, reward, terminated, truncated, _ = env.step(controls[actions[-1]])
             seen.append(np.asarray(spaces.flatten(env.observation_space, observation), float))
             rewards.append(float(reward))
-            done = terminated or truncated
         yield Episode(
             np.stack(seen), np.array(actions), np.array(rewards), terminated, np.stack(propensities)
         )
 
 
 def _candidates(space: Any, given: ArrayLike | None) -> tuple[np.ndarray, list[Any]]:
-    """Candidate actions `[actions, controls]`, and the same as the environment takes them."""
+    """Candidate actions `[actions, controls]`, and the same in the environment's own form."""
     from gymnasium import spaces
 
     if isinstance(space, spaces.Discrete):
@@ -265,7 +264,7 @@ def _nearest(actions: np.ndarray, candidates: np.ndarray, tolerance: float) -> n
 
 
 def _at(observations: Any, t: int) -> Any:
-    """The observation at one time, also of dictionaries and tuples of arrays."""
+    """The observation at one time; handles dictionaries and tuples of arrays too."""
     if isinstance(observations, dict):
         return {key: _at(part, t) for key, part in observations.items()}
     if isinstance(observations, tuple):

@@ -23,7 +23,7 @@ AXES = {
 
 
 def check_axes(**arrays: np.ndarray | None) -> None:
-    """Raise if an array does not have its axes, or if the arrays differ in length."""
+    """Raise if an array has the wrong axes, or if the arrays differ in length."""
     given = {name: values for name, values in arrays.items() if values is not None}
     for name, values in given.items():
         if values.ndim != len(AXES[name]):
@@ -46,7 +46,7 @@ def check_logs(logs: Logs) -> None:
             f"actions and {logs.features.shape[1]} rows of features"
         )
     if logs.num_actions < 2:
-        raise ValueError(f"effects compare at least 2 actions; got {logs.num_actions}")
+        raise ValueError(f"there must be at least 2 actions to compare; got {logs.num_actions}")
     _check_num_actions(logs.num_actions)
     if not np.isfinite(logs.candidate_actions).all():
         raise ValueError(f"candidate_actions must be finite; got {logs.candidate_actions.tolist()}")

@@ -71,7 +71,7 @@ def test_a_policy_that_sees_the_state_passes():
     branches = cqm.collect(world, continuation=policy, **SETTINGS)
     report = cqm.audit(branches, world, policy=policy)
     assert report, str(report)
-    with pytest.raises(ValueError, match=r"the continuation of the set is 'toss'; give policy="):
+    with pytest.raises(ValueError, match=r"the continuation of the set is 'toss'; pass policy="):
         cqm.audit(branches, world)
     with pytest.raises(
         ValueError, match="the continuation of the set is 'toss'; got policy 'other'"

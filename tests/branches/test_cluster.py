@@ -149,7 +149,7 @@ def test_a_shard_that_keeps_failing_is_reported_at_the_end(tmp_path, cluster, sm
     with pytest.raises(RuntimeError) as caught:
         cqm.collect(world, out=out, cluster="auto", **SETTINGS)
     message = str(caught.value)
-    assert message.startswith("1 shards failed after 3 retries, the others are written; rerun the")
+    assert message.startswith("1 shards failed after 3 retries; the others were written; rerun the")
     assert "shard 7: ValueError: no states today" in message
     assert begun(tmp_path) == before + 7 + 4
     written = contents(out)
@@ -182,7 +182,7 @@ def test_without_ray_the_extra_is_named(tmp_path, monkeypatch):
 
 
 def test_a_cluster_needs_a_directory(tmp_path):
-    with pytest.raises(ValueError, match="a cluster needs a directory to write to; give out="):
+    with pytest.raises(ValueError, match="a cluster needs a directory to write to; pass out="):
         cqm.collect(make_world(tmp_path), cluster="auto", states=5)
 
 

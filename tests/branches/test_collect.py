@@ -431,7 +431,7 @@ def test_another_configuration_is_refused(tmp_path, small_shards, world, setting
         ({"threads": 0}, "threads and blocks_per_task must be at least 1; got 0, 1"),
         ({"threads": -1}, "threads and blocks_per_task must be at least 1; got -1, 1"),
         ({"blocks_per_task": 0}, "threads and blocks_per_task must be at least 1; got 1, 0"),
-        ({"cluster": "auto"}, "a cluster needs a directory to write to; give out="),
+        ({"cluster": "auto"}, "a cluster needs a directory to write to; pass out="),
     ],
 )
 def test_settings_are_checked(settings, message):

@@ -256,7 +256,7 @@ def test_slices_follow_the_rules_of_sequences(ragged):
 
 @pytest.mark.parametrize("rows", [3, slice(None, None, 2), slice(None, None, -1), [1, 2], None])
 def test_other_indices_are_refused(ragged, rows):
-    with pytest.raises(ValueError, match="branches take slices without a step; got "):
+    with pytest.raises(ValueError, match="indexed by slices without a step; got "):
         ragged[rows]
 
 
@@ -453,7 +453,7 @@ def test_a_set_may_lose_all_its_families(tmp_path):
         branches = collect(mixed(world), states=300, warmup=(0, 0), out=out)
         assert len(branches) == 0
         assert branches.dropped == {"not finite": 300}
-        assert repr(branches).endswith("seed 0; dropped in collecting: 300 not finite)")
+        assert repr(branches).endswith("seed 0; dropped while collecting: 300 not finite)")
         assert branches.outcomes.shape == (0, 1, 3, 10)
         assert branches.observations.shape == (0, 6)
         assert branches.arms.shape == (0, 3)

@@ -22,7 +22,7 @@ def test_actions_that_depend_on_the_state_lack_overlap():
     given["actions"][:, 0] = given["observations"][:, 0] > 0  # one action on either side
     coverage = Logs.from_arrays(**given).coverage()
     assert coverage.regions.min() == 0
-    with pytest.warns(UserWarning, match=r"action \d is 0.00% of \d+ decisions in region"):
+    with pytest.warns(UserWarning, match=r"action \d makes up 0.00% of \d+ decisions in region"):
         coverage.check()
 
 
@@ -33,7 +33,7 @@ def test_a_lack_of_overlap_that_no_line_shows(propensities):
     given["actions"][:, 0] = np.abs(given["observations"][:, 6]) > 0.67
     coverage = Logs.from_arrays(**given, propensities=propensities).coverage()
     assert coverage.regions.min() == 0
-    with pytest.warns(UserWarning, match=r"action \d is 0.00% of 100 decisions in region 0"):
+    with pytest.warns(UserWarning, match=r"action \d makes up 0.00% of 100 decisions in region 0"):
         coverage.check()
     told = "where its propensity is 50.00%" in " ".join(coverage.problems)
     assert told == (propensities is not None)

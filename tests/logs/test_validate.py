@@ -82,7 +82,7 @@ def test_rows_and_propensities_are_replaced_by_fitting_ones_only():
     logs = Logs.from_arrays(**arrays())
     assert len(logs[[3, 5]]) == 2
     for rows in (3, np.int64(3), np.zeros((2, 2), int)):
-        with pytest.raises(ValueError, match="logs take slices or arrays of row numbers"):
+        with pytest.raises(ValueError, match="only be indexed by slices or arrays of row numbers"):
             logs[rows]
     for wrong in (0.5, np.full(300, 0.5), np.full((300, 3), 1 / 3), np.full((1, 2), 0.5)):
         with pytest.raises(ValueError, match="not only of the one taken"):
