@@ -46,7 +46,7 @@ def check_logs(logs: Logs) -> None:
             f"actions and {logs.features.shape[1]} rows of features"
         )
     if logs.num_actions < 2:
-        raise ValueError(f"there must be at least 2 actions to compare; got {logs.num_actions}")
+        raise ValueError(f"a comparison needs at least 2 actions; got {logs.num_actions}")
     _check_num_actions(logs.num_actions)
     if not np.isfinite(logs.candidate_actions).all():
         raise ValueError(f"candidate_actions must be finite; got {logs.candidate_actions.tolist()}")

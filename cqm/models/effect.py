@@ -36,7 +36,7 @@ _STEP_FAMILIES = 2_000  # enough for the mean and spread of a step's features
 
 
 class EffectModel(Estimator):
-    """Learns what actions change from branches, without any reward.
+    """Learns from branches what actions change, without any reward.
 
     There are two methods. `direct` regresses the centred outcomes on the state, as the paper does.
     `unrolled` learns the steps of a branch under its known continuation and averages over fresh
@@ -52,7 +52,8 @@ class EffectModel(Estimator):
         width: Width of the hidden layers.
         members: Number of networks in the ensemble, trained together and averaged.
         reference: Distribution over actions at which effects are centred; uniform by default.
-        graph: Match differences along the edges of this graph instead of centred outcomes.
+        graph: Comparison graph; if given, differences along its edges are fitted instead of centred
+            outcomes.
         draws: Number of fresh continuations that `unrolled` averages over.
         training: Settings of the training loop; by default those that suit the method. `unrolled`
             trains twice with them, first on single steps and then on whole branches.
@@ -177,7 +178,7 @@ class EffectModel(Estimator):
 
 
 class _EffectFit:
-    """One fit of an effect model: the statistics of its branches, and the trainings on them."""
+    """One fit of an effect model: the statistics of its branches, and the training runs on them."""
 
     def __init__(self, model: EffectModel, branches: Branches, options: Mapping[str, Any]):
         self.model = model
@@ -196,7 +197,7 @@ class _EffectFit:
         self.size = float(np.sqrt(np.mean((effects @ self.basis) ** 2))) or 1.0
 
     def predictor(self) -> DirectPredictor | UnrolledPredictor:
-        """Train by the chosen method."""
+        """Train with the chosen method."""
         return self._unrolled() if self.model.method_ == "unrolled" else self._direct()
 
     def _check_comparisons(self) -> None:
@@ -273,7 +274,7 @@ class _EffectFit:
         uniforms = np.random.default_rng(model.seed).random((model.draws, recipe.horizon - 1))
 
         def rows(part: Branches) -> dict[str, np.ndarray]:
-            """One row per draw; of the steps, read in pieces, only what actions move is kept."""
+            """One row per draw; of the steps, only the directions that actions move are kept."""
             steps = [np.asarray(features(b.step_features), np.float32) for b in part.batches()]
             by_draw = {
                 "continuation": part.continuation[:, :, 0].astype(np.int32),

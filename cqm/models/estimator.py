@@ -37,7 +37,7 @@ Network = TypeVar("Network", bound=eqx.Module)
 
 
 class Estimator(abc.ABC):
-    """Estimates the effect κ(s, a) of every candidate action, and answers rewards with it.
+    """Estimates the effect κ(s, a) of every candidate action, and ranks actions for any reward.
 
     Constructor parameters are stored untouched and checked by `fit`.
     """
@@ -45,7 +45,7 @@ class Estimator(abc.ABC):
     kind: ClassVar[str]  # in saved files
     title: ClassVar[str]  # on the model card
     learns_from: ClassVar[type]
-    examples: ClassVar[str]  # the same in words
+    examples: ClassVar[str]  # what it learns from, in words
 
     # Parameters that every estimator has.
     method: str
@@ -66,9 +66,9 @@ class Estimator(abc.ABC):
     candidate_actions_: np.ndarray  # [actions, controls]
     num_examples_: int
     method_: str  # the method used
-    training_: dict[str, dict[str, Any]]  # settings and progress of each training, by name
+    training_: dict[str, dict[str, Any]]  # settings and progress of each training run, by name
     losses_: np.ndarray  # [chunks], of the last training
-    notes_: list[str]  # what is worth knowing about the fit, for the card
+    notes_: list[str]  # remarks on the fit, for the card
     versions_: dict[str, str]
 
     @abc.abstractmethod
@@ -79,7 +79,7 @@ class Estimator(abc.ABC):
     def _learn(self, data: Any, options: Mapping[str, Any]) -> Predictor:
         """Learn a predictor; `options` are passed on to the training loop."""
 
-    # Parameters, by the conventions of scikit-learn.
+    # Parameters, following scikit-learn's conventions.
 
     @classmethod
     def _defaults(cls) -> dict[str, Any]:
@@ -88,7 +88,7 @@ class Estimator(abc.ABC):
         return {name: parameter.default for name, parameter in signature.parameters.items()}
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """Constructor parameters by name; `deep` has no effect and is there for scikit-learn."""
+        """Constructor parameters by name; `deep` has no effect and exists only for scikit-learn."""
         return {name: getattr(self, name) for name in self._defaults()}
 
     def set_params(self, **params: Any) -> Self:
@@ -167,11 +167,11 @@ class Estimator(abc.ABC):
         return trained.model
 
     def _identity(self, data_digest: str) -> dict[str, Any]:
-        """What a checkpoint belongs to."""
+        """Identity of the model and the data that a checkpoint belongs to."""
         return {"model": self._json_params(), "data": data_digest}
 
     def _identity_defaults(self) -> dict[str, Any]:
-        """Parameters that an older checkpoint does not know have their default values."""
+        """Default values for the parameters that an older checkpoint lacks."""
         return {"model": _json_values(self._defaults())}
 
     def _fitted(self) -> Predictor:
@@ -249,7 +249,7 @@ class Estimator(abc.ABC):
             raise ValueError(f"the calibration branches come from another world:\n{changes}")
         for name in ("horizon", "discount", "continuation", "warmup"):
             got, wanted = getattr(branches.recipe, name), getattr(self.recipe_, name)
-            if got != wanted and wanted is not None:  # logs do not know their states' warm-up
+            if got != wanted and wanted is not None:  # logs do not record their states' warm-up
                 raise ValueError(
                     f"calibration branches have {name} {got}; the model learned from {wanted}"
                 )
@@ -345,7 +345,7 @@ class Estimator(abc.ABC):
 
     @classmethod
     def load(cls, directory: str | Path) -> Self:
-        """A saved model, which gives the same effects bit for bit."""
+        """Load a saved model, which gives the same effects bit for bit."""
         directory = Path(directory)
         config = storage.read_json(directory / CONFIG)
         if config.get("kind") != cls.kind:
@@ -358,7 +358,8 @@ class Estimator(abc.ABC):
         model.feature_names = tuple(config["feature_names"])
         model.observation_names = tuple(config["observation_names"])
         model.candidate_actions_ = np.array(config["candidate_actions"])
-        # Version 0.1 named the number of examples by their kind, and kept less of models from logs.
+        # Version 0.1 named the number of examples by their kind, and stored less about models from
+        # logs.
         names = ("num_examples", "num_families", "num_trajectories")
         model.num_examples_ = next(config[name] for name in names if name in config)
         model.method_ = config.get("method", model.method)

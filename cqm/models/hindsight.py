@@ -41,7 +41,7 @@ from cqm.regression import (
 
 _WAVES = 64  # number of random Fourier features of the effects
 _TEMPERATURES = 2.0 ** np.linspace(-1, 6, 29)  # high ones give the classifier little weight
-_CALIBRATION_FOLDS = 10  # one fold of a classifier's own trajectories sets its temperature
+_CALIBRATION_FOLDS = 10  # one fold of a classifier's training trajectories sets its temperature
 _TRAINING = Training(
     updates=2_000, batch_size=512, learning_rate=1e-3, schedule="cosine", weight_decay=1e-3
 )
@@ -50,16 +50,17 @@ RewardFn = Callable[[np.ndarray], np.ndarray]  # features [..., d] -> rewards [.
 
 
 class HindsightModel(LogEstimator):
-    """Learns what actions change from a classifier of actions, given the outcome.
+    """Learns what actions change by classifying which action led to an outcome.
 
     Args:
-        method: `network` trains a classifier, to which an event is the features and their delay;
-            `tabular` counts, which is exact for finitely many observations and events.
+        method: `network` trains a classifier on events, that is, features together with their
+            delay; `tabular` counts, which is exact for finitely many observations and events.
         baseline: Subtract the part of the features that the state explains. The ratio is
             normalised, so this changes only the noise.
         width: Width of the hidden layers of `network`; 256 by default.
         members: Number of sets of random Fourier features that are averaged.
-        folds: Number of folds; the ratio of a trajectory comes from a classifier of the others.
+        folds: Number of folds; the ratio of a trajectory comes from a classifier trained on the
+            other folds.
         weighting: Weight by the inverse noise covariance and keep only directions in which effects
             are visible (generalised instead of ordinary least squares).
         reference: Distribution over actions at which effects are centred; uniform by default.
@@ -115,10 +116,10 @@ class HindsightModel(LogEstimator):
         """Centred values of any reward of the features, linear or not, `[n, actions]`.
 
         ∫ r h dM̄ over the logged events, which are samples of the reference measure, distilled
-        into a function of the state. It needs the ratios of those events, which live as long as
-        the fitted model and are not saved. With weighting, events are distinguished only along
-        directions whose mean actions move; effects on the spread along other directions are
-        visible with `weighting=False`.
+        into a function of the state. It needs the ratios of those events, which the fitted model
+        holds in memory but does not save. With weighting, events are distinguished only along
+        directions in which actions change the mean; effects on the spread along other directions
+        are visible with `weighting=False`.
 
         Args:
             observations: `[n, observations]`.
@@ -140,8 +141,8 @@ class HindsightModel(LogEstimator):
         if self._kept < len(self.feature_names):
             warnings.warn(
                 f"events are distinguished along {self._kept} of {len(self.feature_names)} "
-                "directions, those whose mean actions move; effects on the spread along the others "
-                "are visible only with weighting=False",
+                "directions, those in which actions change the mean; effects on the spread along "
+                "the others are visible only with weighting=False",
                 stacklevel=2,
             )
         predictor = self._distil_fn(rewards[..., None])

@@ -1,4 +1,4 @@
-"""What the estimators that learn from logs have in common."""
+"""The common base of the estimators that learn from logs."""
 
 from __future__ import annotations
 

@@ -100,8 +100,8 @@ class Network(eqx.Module):
         """κ(s, a), `[..., actions, features]`, centred for every parameter value (eq. cqm-param).
 
         The decoder is linear, so centring the code gives the same result for less work, and the
-        decoder's bias drops out. It is centred twice, because where the actions' codes are nearly
-        equal a single pass leaves the rounding error of their common part.
+        decoder's bias drops out. It is centred twice, because if the actions' codes are nearly
+        equal, a single pass leaves the rounding error of their common part.
         """
         code = center(center(self.code(inputs), reference), reference)
         return code @ self.decoder.weight

@@ -228,7 +228,7 @@ def _network_arrays(prefix: str, network: Any) -> Arrays:
 
 
 def _restored(network: Any, prefix: str, arrays: Mapping[str, np.ndarray]) -> Any:
-    """The network with the arrays that `_network_arrays` gave; they bring the members' axis."""
+    """The network with the arrays from `_network_arrays`, which include the members' axis."""
     own = {name.removeprefix(f"{prefix}."): values for name, values in arrays.items()}
     return with_arrays(network, own)
 

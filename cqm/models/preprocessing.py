@@ -44,8 +44,8 @@ def input_coordinates(
         kind: `none` for raw observations, `whiten`, or `effect` for controllable directions first.
         observations: The observations to condition on.
         basis: Directions of the observation that actions move, `[observations, coordinates]`. If
-            the features are not the next observation these are unknown: with None, `effect`
-            whitens.
+            the features are not the next observation, these are unknown; pass None, and `effect`
+            then whitens.
     """
     size = observations.shape[1]
     if kind == "none":

@@ -34,7 +34,7 @@ _WAVES = 64  # number of random Fourier features of the effects; the baseline ha
 
 
 class ResidualModel(LogEstimator):
-    """Learns what actions change from trajectories with one action each.
+    """Learns what actions change from trajectories with one action per decision.
 
     Args:
         method: `direct` regresses outcomes, `steps` learns single steps and unrolls them, `tabular`

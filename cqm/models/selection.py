@@ -66,7 +66,7 @@ def held_out_scores(
     targets = logs.outcomes @ basis
     fitted = ridge(np.concatenate([regressors, later], axis=1), targets, folds)
     residuals = targets - fitted.predictions
-    # In units of each direction's noise; a full covariance would charge one direction for another's
+    # In units of each direction's noise; a full covariance would blame one direction for another's
     # error.
     residuals = residuals / (scale := residuals.std(axis=0) + 1e-300)
     # A cross-fitted first guess of the effects makes the doubly robust outcomes less noisy.

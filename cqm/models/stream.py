@@ -4,7 +4,7 @@ A set that fits into memory is held there. For a larger one, training sees a mov
 chunk of updates drops the window's oldest piece and reads a new one, so only a quarter of the
 window is read at a time. The pieces run through the set in an order that is reshuffled for every
 pass, block by block across all shards, and each family is read exactly once per pass. Windows
-depend only on (seed, chunk), so an interrupted training finds them again.
+depend only on (seed, chunk), so they are the same after an interrupted training run resumes.
 
 Batches are drawn from the window rather than from the whole set, so a family is seen several times
 within four chunks and then not for a long time. A window takes a quarter of the allowed memory,
@@ -25,7 +25,7 @@ from cqm.branches.recipe import BLOCK
 from cqm.models.training import Batch, InMemory, Source
 
 PIECES = 4  # pieces per window, one of which is new in every chunk
-_WINDOWS = 4  # a window takes one part in this many of the allowed memory
+_WINDOWS = 4  # a window takes the allowed memory divided by this number
 RowsFn = Callable[[Branches], dict[str, np.ndarray]]
 
 

@@ -3,7 +3,7 @@
 Most of the variation of outcomes between trajectories is noise that no action moves, and it is
 concentrated in some directions of the features. Its covariance is that of the residuals of a
 regression on state and action (generalised least squares). Measured in units of this noise, the
-directions that actions move stand out, and are found one after the other.
+directions that actions move stand out, and are found one after another.
 
 If the features are the next observation, directions that are predicted almost perfectly are kept as
 well: they cost nothing, and the moved directions may depend on them later.
@@ -73,9 +73,8 @@ def visible_subspace(logs: Logs) -> Subspace:
 def later_regressors(logs: Logs, seen: np.ndarray) -> np.ndarray:
     """Regressors for the later actions, `[n, ...]`; empty unless their law ignores the state.
 
-    Then they are independent of the first action, and regressing on them leaves less noise. If the
-    later actions depend on the state they carry part of the first action's effect, and must not be
-    used.
+    If their law ignores the state, they are independent of the first action, and regressing on them
+    leaves less noise. Otherwise they carry part of the first action's effect and must not be used.
     """
     num, horizon = logs.actions.shape
     if not logs.recipe.continuation.open_loop or horizon == 1:

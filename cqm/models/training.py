@@ -1,8 +1,8 @@
 """The training loop behind every model and every baseline.
 
 Updates are compiled into chunks of `lax.scan`; progress, checkpoints and metrics happen between
-chunks. The batch of an update depends only on (seed, step), so an interrupted training resumes to
-the same model, bit for bit, on the same machine with the same versions and threads.
+chunks. The batch of an update depends only on (seed, step), so an interrupted training run that is
+resumed gives the same model, bit for bit, on the same machine with the same versions and threads.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def train(
             model, or None without a target network.
         source: Rows to draw batches from.
         training: Settings, including the seed.
-        directory: Where to write a checkpoint, from which an interrupted training resumes, and the
+        directory: Where to write a checkpoint, from which an interrupted run resumes, and the
             training log.
         name: Prefix of the output files.
         identity: JSON values that identify model and data; a checkpoint with another identity is
@@ -189,7 +189,8 @@ def train(
     ):
         while step < training.updates and _chunks_since_best(held_out) < patience:
             num = min(training.chunk, training.updates - step)
-            # The window gets no name, which would keep it alive while the next one is read.
+            # The window is not given a name, which would keep it in memory while the next one is
+            # read.
             state, loss = run(state, source.window(step // training.chunk), key, step, num)
             step += num
             losses.append(_finite(float(loss), name, step))
@@ -264,7 +265,7 @@ def _compiled_validation(
 ) -> Callable[[_State], Array]:
     """The mean loss over held-out rows, in batches of the training's batch size."""
     num = len(next(iter(validation.rows.values())))
-    # The last batch is topped up with the first rows, so that all have one size.
+    # The last batch is topped up with the first rows, so that all have the same size.
     chosen = np.arange(-(-num // training.batch_size) * training.batch_size) % num
     batches = {
         name: jnp.asarray(
@@ -325,7 +326,7 @@ def _compiled_chunk(loss_fn: LossFn, training: Training) -> Callable:
 
 
 class _Files:
-    """The checkpoint and the log of one training."""
+    """The checkpoint and the log of one training run."""
 
     def __init__(
         self, directory: Path, name: str, settings: Mapping[str, Any], defaults: Mapping[str, Any]
@@ -372,14 +373,14 @@ class _Files:
             old.shape != new.shape for old, new in zip(stored, leaves, strict=True)
         ):
             raise ValueError(
-                f"{self.checkpoint} belongs to a model of another size; remove it or choose "
+                f"{self.checkpoint} belongs to a model of a different size; remove it or choose "
                 "another directory"
             )
         arrays = jax.tree.unflatten(structure, [jnp.asarray(leaf) for leaf in stored])
         return int(metadata["step"]), losses, held_out, eqx.combine(arrays, static)
 
     def _check_settings(self, metadata: Mapping[str, str]) -> None:
-        """Refuse a checkpoint of another training; settings it lacks count as their defaults."""
+        """Refuse a checkpoint of another run; settings that it lacks count as their defaults."""
         if "settings" not in metadata:
             raise ValueError(
                 f"{self.checkpoint} was written by an earlier version and cannot be resumed; "
@@ -388,6 +389,6 @@ class _Files:
         stored = storage.with_defaults(json.loads(metadata["settings"]), self.defaults)
         if changes := storage.differences(stored, self.settings):
             raise ValueError(
-                f"{self.checkpoint} belongs to a training with other settings or data:\n{changes}\n"
+                f"{self.checkpoint} belongs to a run with different settings or data:\n{changes}\n"
                 "remove it or choose another directory"
             )

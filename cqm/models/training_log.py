@@ -1,4 +1,4 @@
-"""The log of a training: JSON lines, and TensorBoard events if TensorBoard is installed."""
+"""The log of a training run: JSON lines, and TensorBoard events if TensorBoard is installed."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 
 from cqm import storage
 
-EVENTS = "tensorboard"  # directory next to the JSON file, with one subdirectory per training
+EVENTS = "tensorboard"  # directory next to the JSON file, one subdirectory per training run
 
 
 class TrainingLog:
-    """Writes the metrics of one training."""
+    """Writes the metrics of one training run."""
 
     def __init__(self, directory: Path, name: str):
         self.path = storage.inside(directory, f"{name}.metrics.jsonl")
@@ -24,7 +24,7 @@ class TrainingLog:
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Record metrics after a number of updates."""
         storage.append_line(self.path, {"step": step, **values})
-        if not self._tried:  # not earlier, so that a finished training leaves no empty file
+        if not self._tried:  # not earlier, so that a finished run leaves no empty file
             self._writer, self._tried = _event_writer(self.events), True
         if self._writer is not None:
             from tensorboard.compat.proto.event_pb2 import Event

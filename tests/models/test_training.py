@@ -198,7 +198,7 @@ def test_checkpoints_of_something_else_are_refused(tmp_path):
     ):
         train(start(), squared_error, DATA, other, directory=tmp_path)
     wider = Linear(3, 4, jax.random.key(0))
-    with pytest.raises(ValueError, match="belongs to a model of another size"):
+    with pytest.raises(ValueError, match="belongs to a model of a different size"):
         train(wider, squared_error, DATA, SETTINGS, directory=tmp_path)
     path = tmp_path / "training.checkpoint.safetensors"
     content = bytearray(path.read_bytes())
