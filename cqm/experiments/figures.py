@@ -63,8 +63,8 @@ _KINDS = {
     ),
 }
 """Heading of each kind of figure, and how to read it."""
-_LEVELS = 6  # shades of a hexagon
-_POINTS = 61  # per curve; more cannot be seen
+_LEVELS = 6  # number of shades of the hexagons
+_POINTS = 61  # per curve; more would not be visible
 
 
 def make_figures(results: Results) -> list[Picture]:
@@ -181,7 +181,8 @@ def draw_hexagons(axes: Axes, rows: Sequence[Row], limit: float) -> None:
         np.array([row[column] for row in rows], float)
         for column in ("oracle", "predicted", "count")
     )
-    # Counts are of squares. Each is spread over its square, or the two grids would interfere.
+    # Counts are per square. Each is spread over its square; otherwise the two grids would
+    # interfere.
     places = np.unique(np.concatenate([x, y]))
     width = np.diff(places).min() if len(places) > 1 else 0.0
     shift = (np.arange(4) - 1.5) / 4 * width

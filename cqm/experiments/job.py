@@ -25,7 +25,7 @@ from cqm.worlds import reload_world
 def do_job(
     protocol: Protocol, job: Job, sets: Mapping[str, Branches], directory: Path
 ) -> dict[str, Any]:
-    """The record of a job: rows for each of the benchmark's CSV files, and where time went."""
+    """The record of a job: rows for each of the benchmark's CSV files, and its timings."""
     world = reload_world(sets["test"].world)
     training, held_out = (
         world.mixed_weights(directions)

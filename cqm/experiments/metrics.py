@@ -15,11 +15,11 @@ from cqm.decisions import Calibration, advantage
 from cqm.quotient import effect_spectrum
 
 REGRET_GRID = np.concatenate([[0.0], np.geomspace(1e-4, 10.0, 60)])
-ALIGNMENT_EDGES = np.linspace(-2.0, 2.0, 51)  # of five actions, normalised advantages reach ±2
+ALIGNMENT_EDGES = np.linspace(-2.0, 2.0, 51)  # with five actions, normalised advantages reach ±2
 
 
 def accuracy(predicted: np.ndarray, truth: np.ndarray) -> float:
-    """Share of states and queries where the predicted best action is the best one.
+    """Share of states and queries for which the predicted best action is the best one.
 
     Ties are split evenly: if k actions share the predicted first place, each counts 1/k.
 
@@ -57,7 +57,7 @@ def nmse(predicted: np.ndarray, truth: np.ndarray) -> float:
 def normalised_advantages(values: np.ndarray) -> np.ndarray:
     """Values of each state, centred and scaled over its actions (eq. normalized-advantage).
 
-    NaN (undefined) where all actions have the same value.
+    NaN (undefined) if all actions have the same value.
     """
     centred = values - values.mean(axis=-1, keepdims=True)
     spread = np.sqrt(np.mean(centred**2, axis=-1, keepdims=True))

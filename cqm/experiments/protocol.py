@@ -40,7 +40,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Protocol:
-    """Everything that decides a score, apart from the code."""
+    """Everything that determines a score, apart from the code."""
 
     preset: str
     stages: tuple[Stage, ...]
@@ -122,7 +122,7 @@ class Protocol:
 
     def fixed(self) -> dict[str, Any]:
         """The settings on which all jobs in one directory must agree."""
-        values = asdict(replace(self, training=replace(self.training, seed=None)))  # a job's own
+        values = asdict(replace(self, training=replace(self.training, seed=None)))  # set per job
         for name in ("preset", "stages", "domains"):
             del values[name]
         return values

@@ -16,7 +16,7 @@ METHODS = tuple(name for name, method in REGISTRY.items() if method.in_paper)
 """The paper's learned methods, in the order of its tables."""
 NUM_SEEDS = 5
 PROTOCOL = {"states": 20_000, "test_states": 4_000, "updates": 4_000}
-"""The least that makes a run the paper's experiment (subsection Models and protocol)."""
+"""Minimum sizes for a run to match the paper's experiment (subsection Models and protocol)."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Published:
     """Number of seeds behind the number; None for a range."""
 
 
-# A table per header line: its label in the paper and its columns; below, a line per domain.
+# Each table starts with its label in the paper and its columns, followed by one line per domain.
 _TABLES = """
 tab:dm-accuracy cqm world sf direct task-td cocoa
 0.9998±0.0003 0.2521±0.1389 0.4236±0.0840 0.9904±0.0084 0.8407±0.0766 0.6445±0.0791

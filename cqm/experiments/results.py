@@ -111,7 +111,7 @@ def read_csv(
     except UnicodeDecodeError as error:
         raise DamagedFileError(f"{path} is not UTF-8 text ({error})") from error
     if not text.endswith("\n"):
-        raise DamagedFileError(f"{path} is truncated: its last line has no line end; rerun it")
+        raise DamagedFileError(f"{path} is truncated: its last line is incomplete; run it again")
     lines = csv.reader(io.StringIO(text, newline=""))
     header = [(former or {}).get(name, name) for name in next(lines)]
     if header != list(columns):

@@ -1,7 +1,7 @@
 """Runs a study: a directory of independent jobs, each done or not.
 
 A job is done when its record exists. Its result does not depend on interruptions or on what runs
-beside it, so the CSV files made from the records do not either, byte for byte.
+alongside it, so the CSV files made from the records are always the same, byte for byte.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Study(abc.ABC):
         """Where the record of a job is written."""
 
     def prepare(self, directory: Path, jobs: Sequence[JobKey], show_progress: bool | None) -> None:
-        """Make what several jobs share, before any of them starts."""
+        """Prepare what several jobs share, before any of them starts."""
         return None
 
     @abc.abstractmethod
@@ -155,7 +155,7 @@ def _write_times(
     wall: float,
     num_cores: int,
 ) -> None:
-    """Where the time of all cores went, if the records say; the rest is starting and waiting."""
+    """How all cores spent their time, if the records say; the remainder is start-up and waiting."""
     rows = []
     for job in jobs:
         path = study.record_file(directory, job)

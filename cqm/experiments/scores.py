@@ -27,7 +27,7 @@ class Measure:
     published: Mapping[tuple[str, str], Published] = field(default_factory=dict)
     """The paper's numbers by domain and method."""
     floor: str = ""
-    """Name of the method that knows nothing, the reference at the other end."""
+    """Name of the uninformed method that marks the other end of the scale."""
     limit: tuple[str, str] | None = None
     """Column of `ceilings.csv` with the best achievable value, and its title."""
 
@@ -99,7 +99,7 @@ PUBLISHED = tuple(measure for measure in MEASURES.values() if measure.published)
 
 
 def title_of(method: str) -> str:
-    """A method's title for people.
+    """A method's title in tables and figures.
 
     >>> title_of("world+effect")
     'World + effect'

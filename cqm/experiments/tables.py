@@ -143,7 +143,7 @@ def paper_table(results: Results, measure: Measure) -> Table:
 
 
 def _compared(results: Results, domain: str, method: str, measure: Measure) -> list[Cell]:
-    """A mean and its half-width by Student-t, each marked against the paper's, and the paper's."""
+    """A mean, its Student-t half-width, both marked against the paper's, and the paper's value."""
     ours = score(results, domain, method, measure.key)
     theirs = measure.published.get((domain, method))
     normal, student = (

@@ -1,4 +1,4 @@
-"""Worker processes that do tasks side by side, one core each.
+"""Worker processes that run tasks side by side, one core each.
 
 A task that raises, or whose process dies, does not stop the others. Every process is pinned to one
 core, because training is repeatable bit for bit only with the same number of threads.
@@ -21,7 +21,7 @@ T = TypeVar("T")
 def run_side_by_side(
     work_fn: Callable[[Any], None], tasks: Sequence[T], cores: Sequence[int]
 ) -> Iterator[tuple[T, str | None]]:
-    """Do all tasks, as many at a time as there are cores.
+    """Run all tasks, as many at a time as there are cores.
 
     Yields each task when it ends, with None if it succeeded or a description of what went wrong.
 
@@ -109,7 +109,7 @@ def _serve(work_fn: Callable[[Any], None], connection: Connection) -> None:
             return
         try:
             work_fn(task)
-        except Exception as error:  # of any kind: the other tasks go on
+        except Exception as error:  # whatever it is, the other tasks go on
             connection.send(f"{type(error).__name__}: {error}")
         else:
             connection.send(None)

@@ -291,7 +291,7 @@ def test_tasks_that_do_not_fit_are_refused(linear):
     pairs = collected(linear_world(), 20, 1, arms=2)
     with pytest.raises(ValueError, match="need families of all 3 arms; these have 2"):
         task(pairs)
-    with pytest.raises(ValueError, match="needs a training with a seed"):
+    with pytest.raises(ValueError, match="needs training settings with a seed"):
         task(linear, Training())
     world = linear_world()
     world.observation_names = ("u", "v")

@@ -194,7 +194,7 @@ def test_checkpoints_of_something_else_are_refused(tmp_path):
     train(start(), squared_error, DATA, SETTINGS, directory=tmp_path)
     other = Training(**{**SETTINGS.__dict__, "learning_rate": 0.1})
     with pytest.raises(
-        ValueError, match=r"other settings or data:\n  training.learning_rate: 0.03 -> 0.1"
+        ValueError, match=r"different settings or data:\n  training.learning_rate: 0.03 -> 0.1"
     ):
         train(start(), squared_error, DATA, other, directory=tmp_path)
     wider = Linear(3, 4, jax.random.key(0))

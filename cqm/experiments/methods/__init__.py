@@ -6,7 +6,7 @@ from cqm.experiments.methods.base import Method, Predictor, Task
 from cqm.models.preprocessing import Conditioning
 
 _ALL = (
-    # Okabe and Ito's colours, which colour-blind readers can tell apart, the lightest two darkened.
+    # Okabe and Ito's colours, which colour-blind readers can tell apart; the two lightest darkened.
     Method("cqm", "CQM-B", ".quotient_model:QuotientModel", "effects", "paper", "#0c7bc4", "-"),
     Method("world", "World", ".world_model:WorldModel", "outcomes", "paper", "#d55e00", "--"),
     Method(

@@ -68,7 +68,7 @@ class Task:
     rewards: np.ndarray  # [rewards, features]
     """Weights of the training rewards; methods that learn without rewards ignore them."""
     training: Training
-    """Settings of the training loop, with a seed: that of everything random in the method."""
+    """Settings of the training loop, including the seed for everything random in the method."""
     conditioning: Conditioning = "none"
     """Conditioning of the input, the same for any method."""
     directory: Path | None = None
@@ -79,10 +79,10 @@ class Task:
     def __post_init__(self) -> None:
         branches = self.branches
         if self.training.seed is None:
-            raise ValueError("a task needs a training with a seed; got Training(seed=None)")
+            raise ValueError("a task needs training settings with a seed; got Training(seed=None)")
         if branches.num_arms < branches.num_actions:
             raise ValueError(
-                f"the methods compared need families of all {branches.num_actions} arms; "
+                f"the benchmark's methods need families with all {branches.num_actions} arms; "
                 f"these have {branches.num_arms}"
             )
         if self.rewards.ndim != 2 or self.rewards.shape[1] != len(branches.feature_names):

@@ -1,13 +1,13 @@
 """`cocoa`: a contribution estimator in the style of COCOA, and the policy distilled from it.
 
-A hindsight model learns p(a | o, u, w), which first action led from a state to the outcome u of the
-reward with weights w, by cross-entropy over all arms of the training states. It gives contribution
-coefficients p(a | o, u, w)/ρ(a) − 1, where ρ is the uniform law of the first action; multiplied by
-the outcomes that followed a state and summed over its branches, they give an advantage for each
-action. Then a task-conditioned policy is distilled with half as many updates as the hindsight model
-(2,000 in the paper), by cross-entropy to the softmax of the advantages at temperature 0.25, for the
-training rewards. Its logits are the scores. This is the paper's "COCOA-style contribution estimator
-with a distilled task-conditioned policy".
+A hindsight model learns p(a | o, u, w), the probability that the first action a led from a state to
+the outcome u of the reward with weights w, by cross-entropy over all arms of the training states.
+It gives contribution coefficients p(a | o, u, w)/ρ(a) − 1, where ρ is the uniform law of the first
+action; multiplied by the outcomes that followed a state and summed over its branches, they give an
+advantage for each action. Then a task-conditioned policy is distilled with half as many updates as
+the hindsight model (2,000 in the paper), by cross-entropy to the softmax of the advantages at
+temperature 0.25, for the training rewards. Its logits are the scores. This is the paper's
+"COCOA-style contribution estimator with a distilled task-conditioned policy".
 
 The paper leaves two choices open; docs/method-choices.md has the scores of the alternatives.
 - The outcome is the discounted return of a branch. The reward of a single step costs several times

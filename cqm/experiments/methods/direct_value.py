@@ -10,7 +10,7 @@ training rewards of its 256 states at the cost of one. docs/method-choices.md ha
 alternatives:
 - The reward as an input of the head of `task_network`, beside the observation, or as a second
   stream of layers: all are worse.
-- Targets divided by their spread, instead of as they are: worse on cheetah, and hardly different
+- Targets divided by their spread, instead of unscaled: worse on cheetah, and hardly different
   elsewhere.
 """
 

@@ -9,12 +9,12 @@ policy".
 The paper leaves three choices open; docs/method-choices.md has the scores of the alternatives.
 - The horizon is infinite and discounted, which gives the paper's absolute error. If futures ended
   with probability 1/H per step, so that they were as long as a branch on average, errors would be
-  smaller and decisions worse. One network per number of remaining steps would not be the identical
-  architecture.
-- A batch has as many transitions as 256 states have arms together, drawn independently. Only 256
-  transitions are worse; first steps of 256 states with all arms have a larger absolute error than
-  the paper's.
-- Targets are as they are; divided by their size they are worse.
+  smaller and decisions worse. One network per number of remaining steps would not be the
+  architecture that the other vector models have.
+- A batch has as many transitions as 256 states have arms in total, drawn independently. With only
+  256 transitions the scores are worse; with the first steps of 256 states and all their arms, the
+  absolute error is larger than the paper's.
+- Targets are not rescaled; dividing them by their size gives worse scores.
 """
 
 from __future__ import annotations

@@ -53,7 +53,8 @@ class TaskNetwork(eqx.Module):
         state = three_layers(self.encoder, inputs)
         first = self.head[0]
         of_state, of_action, of_reward = jnp.split(first.weight, (WIDTH, WIDTH + EMBEDDING))
-        # Unit vectors have small coordinates; scaled to about one, the network sees them at once.
+        # Unit vectors have small coordinates; scaled to about one, they matter from the first
+        # update.
         reward = weights * weights.shape[-1] ** 0.5 @ of_reward
         return state @ of_state + first.bias, self.embedding @ of_action, reward
 

@@ -7,14 +7,14 @@ divided by one number: the spread of the reward times the sum of the discounts. 
 "Task-TD, a universal value function approximator with target-network policy-evaluation backups".
 
 The paper leaves some choices open; docs/method-choices.md has the scores of the alternatives.
-- A batch has as many transitions as 256 states have arms together, drawn independently, which costs
-  about three times an update of the effect model. Only 256 transitions, or first steps of 256
-  states with all arms, are worse: rewards are free of the nuisance, so pairing has nothing to
-  cancel.
-- The horizon is infinite and discounted; ending with the branch is worse.
-- The reward enters the head; its product with a code, as in `direct`, is worse.
-None of these explains why the score on cheetah is below the paper's. Other held-out rewards do: see
-`benchmarks/directions.py`.
+- A batch has as many transitions as 256 states have arms in total, drawn independently, so an
+  update costs about three times as much as one of the effect model. Using only 256 transitions, or
+  the first steps of 256 states with all arms, is worse: rewards are free of the nuisance, so
+  pairing has nothing to cancel.
+- The horizon is infinite and discounted; ending it with the branch is worse.
+- The reward is an input of the head; multiplying it by a code, as in `direct`, is worse.
+None of these explains why the score on cheetah is below the paper's. A different draw of the
+held-out rewards does: see `benchmarks/directions.py`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The transitions within branches, as rows to train from.
 
-Either the first steps, where all arms leave from one state, or all steps of all arms. The latter
+Either the first steps, in which all arms start from one state, or all steps of all arms. The latter
 are kept once, in float32; the rows for a chunk of updates are drawn from them when the chunk
 starts, from the seed and the number of the chunk.
 """
@@ -65,7 +65,7 @@ class Transitions:
 
 
 def of_all_arms(task: Task) -> Training:
-    """The task's training, with as many transitions per batch as its states have arms together."""
+    """The task's training, with as many transitions per batch as its states have arms in total."""
     batch_size = task.training.batch_size * task.branches.num_actions
     return replace(task.training, batch_size=batch_size)
 
@@ -73,8 +73,8 @@ def of_all_arms(task: Task) -> Training:
 def first_steps(branches: Branches) -> dict[str, np.ndarray]:
     """The first step of every branch, with all arms of a state in one row, one row per draw.
 
-    The arms of a row share the nuisance, so a batch says more about the actions than equally many
-    transitions drawn independently.
+    The arms of a row share the nuisance, so a batch says more about the actions than the same
+    number of independent transitions.
     """
     after = branches.first_features.astype(np.float32)
     before = np.repeat(branches.observations.astype(np.float32), branches.recipe.draws, axis=0)

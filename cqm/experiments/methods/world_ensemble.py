@@ -1,13 +1,13 @@
 """`world-ensemble`: a full-rank probabilistic ensemble, beyond the paper.
 
 A stronger absolute world model with the same data and the same number of updates, because the
-paper's `world` is not the best that modelling everything can do. It differs in four ways:
+paper's `world` is not the best that an absolute model can do. It differs in four ways:
 - There is no bottleneck.
 - It predicts the change of the observation instead of the observation.
 - Each member gives a mean and a variance, trained by likelihood, in coordinates in which the
   changes are uncorrelated, so that directions with little noise are learned precisely.
 - Five members are averaged, each trained on batches of its own, which have as many transitions as
-  256 states have arms together.
+  256 states have arms in total.
 It sees neither rewards nor the pairing of branches.
 """
 

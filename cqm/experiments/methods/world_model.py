@@ -1,19 +1,20 @@
 """`world`: an absolute one-step world model, rolled forward.
 
-It learns the next observation of (observation, action) by least squares, from the first steps of
-the branches, with the effect model's network. To compare actions, it predicts the next observation
-under each of them and rolls on under the mean continuation until the horizon; the discounted sum of
-its predictions is the outcome. This is the paper's "absolute one-step world model rolled forward
-with mean continuation actions".
+It learns to predict the next observation from (observation, action) by least squares, from the
+first steps of the branches, with the effect model's network. To compare actions, it predicts the
+next observation under each of them and rolls forward under the mean continuation until the horizon;
+the discounted sum of its predictions is the outcome. This is the paper's "absolute one-step world
+model rolled forward with mean continuation actions".
 
 The paper leaves some choices open; docs/method-choices.md has the scores of the alternatives.
-- A batch is 256 states with all arms, of first steps. Equally many transitions, drawn independently
-  from all steps of all arms, give larger errors everywhere and better decisions on two domains.
+- A batch is 256 states with all arms, of first steps. The same number of transitions, drawn
+  independently from all steps of all arms, gives larger errors everywhere and better decisions on
+  two domains.
 - The mean continuation averages predictions over the actions; averaging the embeddings instead
   makes hardly any difference.
-- Targets are as they are; divided by their size they are worse.
-- The observation itself is predicted. Predicting its change would leave the nuisance to the input,
-  but the paper's absolute error rules that out; see `world_ensemble`.
+- Targets are not rescaled; dividing them by their size gives worse scores.
+- The observation itself is predicted. Predicting its change would let the input supply most of the
+  nuisance, but the paper's absolute error rules that out; see `world_ensemble`.
 """
 
 from __future__ import annotations

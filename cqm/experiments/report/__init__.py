@@ -1,4 +1,4 @@
-"""Report of a run: tables, figures and one self-contained HTML page."""
+"""The report of a run: tables, figures and one self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ __all__ = ["write"]
 def write(directory: str | Path) -> str:
     """Write `tables/`, `figures/` and `report.html` into a run's directory.
 
-    Returns a summary for the terminal that ends with the path of the page. Nothing but the saved
-    results is read, so the report can be rebuilt without training.
+    Returns a summary for the terminal that ends with the path of the page. Only the saved results
+    are read, so the report can be rebuilt without training.
     """
     directory = Path(directory)
     results = load(directory)

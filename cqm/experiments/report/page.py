@@ -112,7 +112,7 @@ def _card(card: Card) -> str:
 
 
 def _tables(tables: list[Table]) -> Iterator[str]:
-    """Tables, after the legends that tell how to read them."""
+    """Tables, preceded by the legends that explain how to read them."""
     legends = dict.fromkeys(table.legend for table in tables if table.legend)
     yield "".join(f"<p>{escape(legend)}</p>" for legend in legends)
     yield from map(_table, tables)

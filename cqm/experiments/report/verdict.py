@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 
 from cqm.experiments import published as paper
 from cqm.experiments.figures import DIAGNOSED, diagnosis
-from cqm.experiments.rendering import number
+from cqm.experiments.intervals import Estimate
+from cqm.experiments.protocol import PRESETS, preset
+from cqm.experiments.report.overview import accuracies
 from cqm.experiments.results import Results
 from cqm.experiments.scores import (
     MEASURES,
     PUBLISHED,
     against_paper,
-    best,
     difference,
     domain_title,
     lower,
-    ranking,
     score,
     title_of,
     titles_of,
@@ -27,61 +26,51 @@ from cqm.experiments.scores import (
 from cqm.experiments.studies import logs_views
 
 
-@dataclass(frozen=True)
-class Card:
-    """A domain at a glance."""
-
-    title: str
-    leader: str
-    accuracy: float
-    ceiling: float
-    share: float
-    """Where the accuracy lies between chance (0) and the ceiling (1); NaN if unknown."""
-    agreement: str
-    """How many of the paper's numbers are met."""
+def headline(results: Results) -> dict[str, str]:
+    """The verdict in a few plain sentences by topic; topics without data are left out."""
+    topics = {
+        "What was run": scope(results),
+        "Who wins": winners(results),
+        "How close to the best achievable": reached(results),
+        "Against the paper": against(results),
+        "From logs": "" if results.scores else logs_views.verdict(results),
+    }
+    return {topic: text for topic, text in topics.items() if text}
 
 
-def verdict(results: Results) -> list[str]:
-    """Sentences, the most important first; those without data are left out."""
+def findings(results: Results) -> list[str]:
+    """What else a run shows, in sentences; those without data are left out."""
     sentences = [
-        smaller(results),
-        winners(results),
         agreement(results),
-        reached(results),
         _walker(results),
-        _default(results),
         _conditioned(results),
-        logs_views.verdict(results),
-        failures(results),
+        logs_views.verdict(results) if results.scores else "",
     ]
     return [sentence for sentence in sentences if sentence]
 
 
-def cards(results: Results) -> list[Card]:
-    """One card per domain in which a method of the paper has finished."""
-    made = []
-    for domain in results.domains:
-        if leaders := best(results, domain, "accuracy"):
-            accuracy = score(results, domain, leaders[0], "accuracy")
-            share = score(results, domain, leaders[0], "ceiling_share")
-            counts = _against_paper(results, [domain])
-            made.append(
-                Card(
-                    title=domain_title(domain),
-                    leader=titles_of(leaders),
-                    accuracy=accuracy.mean if accuracy else math.nan,
-                    ceiling=results.ceiling(domain, "accuracy_ceiling")[0],
-                    share=share.mean if share else math.nan,
-                    agreement=f"{counts['agrees']} of {counts.total()} published numbers agree"
-                    if counts.total()
-                    else "",
-                )
-            )
-    return made
+def scope(results: Results) -> str:
+    """Methods, domains, seeds and size of the run, and what is missing from it."""
+    rows = results.scores or results.logs
+    where = _list(list(dict.fromkeys(domain_title(row["domain"]) for row in rows)))
+    if results.scores:
+        num = len({method for domain in results.domains for method in accuracies(results, domain)})
+        seeds = len(results.seeds)
+        text = f"{_count(num, 'learned method')} on {where}, "
+        text += f"{'one seed' if seeds == 1 else f'up to {seeds} seeds'} each."
+        if less := smaller(results):
+            text += f" Smaller than the paper's experiment ({_list(less)}), so expect differences."
+        if left := missing(results).total():
+            text += f" Not finished: {_count(left, 'job')} of this preset left."
+    else:
+        text = f"Effects learned from ordinary trajectories and from branches on {where}."
+    if num := len(results.failed):
+        text += f" {_count(num, 'job')} failed, as listed at the end."
+    return text
 
 
-def smaller(results: Results) -> str:
-    """How the run is smaller than the paper's experiment; empty if it is not."""
+def smaller(results: Results) -> list[str]:
+    """In what the run is smaller than the paper's experiment."""
     protocol = results.run.get("protocol", {})
     has = {**protocol.get("training", {}), **protocol}
     names = {"states": "training states", "test_states": "test states", "updates": "updates"}
@@ -90,44 +79,64 @@ def smaller(results: Results) -> str:
         for key, full in paper.PROTOCOL.items()
         if isinstance(has.get(key), int) and has[key] < full
     ]
-    if 0 < len(results.seeds) < paper.NUM_SEEDS:
+    if len(results.seeds) < paper.NUM_SEEDS:
         less.append(f"{len(results.seeds)} of {paper.NUM_SEEDS} seeds")
-    if not less:
-        return ""
-    return (
-        f"This run is smaller than the paper's experiment: {_list(less)}. "
-        "It shows how the methods compare; expect differences from the paper's numbers."
+    return less
+
+
+def missing(results: Results) -> Counter[str]:
+    """Number of jobs of the preset that lack a score, by title of the method."""
+    if not results.scores or results.run.get("preset") not in PRESETS:
+        return Counter()
+    done = {(row["domain"], row["seed"], row["method"]) for row in results.scores}
+    return Counter(
+        title_of(job.method)
+        for job in preset(results.run["preset"]).jobs()
+        if job.method != "ceilings" and (job.domain, job.seed, job.method) not in done
     )
 
 
 def winners(results: Results) -> str:
-    """Which of the paper's methods is best in which domain, and whether by more than chance."""
-    domains = [domain for domain in results.domains if ranking(results, domain, "accuracy")]
-    if not domains:
+    """Who is most accurate in which domain, and whether by more than chance."""
+    found = {domain: accuracies(results, domain) for domain in results.domains}
+    found = {domain: scores for domain, scores in found.items() if scores}
+    if not found:
         return ""
-    won: dict[str, list[str]] = {}
     clear = []
-    for domain in domains:
-        ranked = ranking(results, domain, "accuracy")
-        leaders = titles_of(best(results, domain, "accuracy"))
-        won.setdefault(leaders, []).append(domain_title(domain))
-        if len(ranked) > 1:
-            lead = difference(results, domain, "accuracy", ranked[0], ranked[1])
-            if lead and lead.mean > lead.half_width("student"):
-                clear.append(f"{title_of(ranked[0])} on {domain_title(domain)}")
-    parts = [
-        f"{method} in {len(where)} of {len(domains)} domains ({_list(where)})"
-        for method, where in sorted(won.items(), key=lambda item: -len(item[1]))
-    ]
-    text = f"Of the paper's methods, the most accurate is {_list(parts, ', ')}."
-    if names := _published_winners(domains):
-        text += f" In the paper it is {_list(names)}."
+    for domain, (first, *others) in found.items():
+        lead = difference(results, domain, "accuracy", first, others[0]) if others else None
+        if lead and lead.mean > lead.half_width("student"):
+            clear.append(domain_title(domain))
+    text = f"The most accurate method is {_leaders(found)}."
     if len(results.seeds) < 2:
-        return f"{text} With one seed, a lead may be chance."
-    if not clear:
-        return f"{text} No lead over the runner-up exceeds its Student-t interval."
-    text += " Leads over the runner-up that exceed their Student-t intervals: "
-    return f"{text}{_list(clear)}."
+        text += " With one seed, a lead may be chance."
+    elif clear:
+        text += f" The lead over the runner-up exceeds its Student-t interval on {_list(clear)}."
+    else:
+        text += " No lead over the runner-up exceeds its Student-t interval."
+    own = {
+        d: {m: s for m, s in scores.items() if m in paper.METHODS} for d, scores in found.items()
+    }
+    own = {domain: scores for domain, scores in own.items() if scores}
+    if not own:
+        return f"{text} None of the paper's methods has finished."
+    if own != found:
+        text += f" Of the paper's methods it is {_leaders(own)}."
+    names = _published_winners(own)
+    return f"{text} In the paper it is {_list(names)}." if names else text
+
+
+def _leaders(found: Mapping[str, Mapping[str, Estimate]]) -> str:
+    """The most accurate methods and their domains; long lists of equals are cut short."""
+    won: dict[str, list[str]] = {}
+    for domain, scores in found.items():
+        best = max(ours.mean for ours in scores.values())
+        equals = [method for method, ours in scores.items() if ours.mean == best]
+        titles = [title_of(m) for m in sorted(equals, key=lambda m: m not in ("default", "cqm"))]
+        if len(titles) > 3:
+            titles[2:] = [f"{len(titles) - 2} others"]
+        won.setdefault(_list(titles), []).append(domain_title(domain))
+    return _list([f"{names} on {_list(where)}" for names, where in won.items()], "; ", "; ")
 
 
 def _published_winners(domains: Iterable[str]) -> list[str]:
@@ -140,8 +149,51 @@ def _published_winners(domains: Iterable[str]) -> list[str]:
     return [title_of(method) for method in dict.fromkeys(first)]
 
 
+def reached(results: Results) -> str:
+    """How far our default model and the paper's model, or else the best one, come."""
+    parts = []
+    for method in ("default", "cqm", ""):
+        shares = []
+        for domain in results.domains:
+            name = method or next(iter(accuracies(results, domain)), "")
+            share = score(results, domain, name, "ceiling_share")
+            if share and math.isfinite(share.mean):
+                shares.append(f"{_percent(share.mean)} on {domain_title(domain)}")
+        if shares and (method or not parts):
+            parts.append(f"{title_of(method) or 'the best method'} reaches {_list(shares)}")
+    if not parts:
+        return ""
+    return f"From chance (0%) to the ceiling (100%), {_list(parts, '; ', '; ')}."
+
+
+def _percent(share: float) -> str:
+    """A share in percent, in which only the whole is 100%."""
+    return f"{min(share, 0.99) if share < 1 else share:.0%}".replace("-", "−")
+
+
+def against(results: Results) -> str:
+    """How many of the paper's numbers are met, and where the paper's model does not meet its own."""
+    counts = _against_paper(results, results.domains)
+    if not counts:
+        return ""
+    text = f"{counts['agrees']} of {counts.total()} published numbers agree within "
+    text += "the intervals" if len(results.seeds) > 1 else "the paper's intervals"
+    text += f", {counts['better']} are better here and {counts['worse']} worse."
+    for kind, word in (("worse", "less"), ("better", "more")):
+        where = [
+            f"{domain_title(domain)} ({ours.mean:.3f}, in the paper {theirs.value:.3f})"
+            for domain in results.domains
+            if against_paper(results, domain, "cqm", MEASURES["accuracy"]) == kind
+            if (ours := score(results, domain, "cqm", "accuracy"))
+            if (theirs := paper.ACCURACY.get((domain, "cqm")))
+        ]
+        if where:
+            text += f" {title_of('cqm')} is {word} accurate than published on {_list(where)}."
+    return text
+
+
 def agreement(results: Results) -> str:
-    """How many of the paper's numbers are met, and where ours are worse."""
+    """How many of the paper's numbers are reproduced, and where ours are worse."""
     parts, worse = [], []
     for measure in PUBLISHED:
         counts = _against_paper(results, results.domains, [measure.key])
@@ -164,43 +216,9 @@ def agreement(results: Results) -> str:
     return f"{text} No method is less accurate than in the paper by more than {allowed}."
 
 
-def reached(results: Results) -> str:
-    """How close the best of the paper's methods comes to the ceiling."""
-    shares = []
-    for domain in results.domains:
-        for leader in ranking(results, domain, "accuracy")[:1]:
-            share = score(results, domain, leader, "ceiling_share")
-            if share and math.isfinite(share.mean):
-                shares.append(f"{share.mean:.0%} on {domain_title(domain)}")
-    if not shares:
-        return ""
-    way = "Of the way from chance to the ceiling, the best of the paper's methods covers"
-    return f"{way} {_list(shares)}."
-
-
-def failures(results: Results) -> str:
-    """How many jobs failed."""
-    num = len(results.failed)
-    if num == 1:
-        return "One job failed; it is listed below."
-    return f"{num} jobs failed; they are listed below." if num else ""
-
-
 def _walker(results: Results) -> str:
     known = math.isfinite(results.ceiling(DIAGNOSED, "noise_floor")[0])
     return diagnosis(results, DIAGNOSED) if known and results.energies(DIAGNOSED) else ""
-
-
-def _default(results: Results) -> str:
-    changes = []
-    for domain in results.domains:
-        change = difference(results, domain, "accuracy", "default", "cqm")
-        if change and math.isfinite(change.mean):
-            size = number(round(change.mean, 3) + 0.0, sign="+")[:-1]
-            changes.append(f"{size} on {domain_title(domain)}")
-    if not changes:
-        return ""
-    return f"Beyond the paper, the default model's accuracy minus CQM-B's: {_list(changes)}."
 
 
 def _conditioned(results: Results) -> str:
@@ -238,6 +256,10 @@ def _against_paper(
     return found
 
 
-def _list(items: list[str], separator: str = " and ") -> str:
+def _list(items: list[str], last: str = " and ", separator: str = ", ") -> str:
     """Items joined as in a sentence."""
-    return separator.join([", ".join(items[:-1]), items[-1]]) if len(items) > 1 else items[0]
+    return last.join([separator.join(items[:-1]), items[-1]]) if len(items) > 1 else items[0]
+
+
+def _count(num: int, noun: str) -> str:
+    return f"{num} {noun}{'' if num == 1 else 's'}"

@@ -33,7 +33,7 @@ class Benchmark(Study):
 
     protocol: Protocol
     methods: dict[str, Method] = field(default_factory=lambda: dict(METHODS))
-    """The registry; it goes along to the worker processes, which import a fresh one."""
+    """The registry; it is sent to the worker processes, which otherwise import a fresh one."""
 
     def __post_init__(self) -> None:
         for method in {job.method for job in self.protocol.jobs()} - {CEILINGS}:
@@ -44,7 +44,7 @@ class Benchmark(Study):
         return directory / "run.json"
 
     def settings(self) -> dict[str, Any]:
-        """Everything in the protocol that decides the score of a job."""
+        """Everything in the protocol that determines the score of a job."""
         return {"protocol": self.protocol.fixed()}
 
     def upgraded(self, stored: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -1,7 +1,7 @@
 """Logs versus branches: how far effects from logs are from the truth, at equal simulator cost.
 
 The truth is branched under the logs' own behaviour policy. A family of branches costs as many
-rollouts as there are actions, so branched models get that many times fewer states.
+rollouts as there are actions, so branched models are trained on that many times fewer states.
 
     DIR/
       logs-study.json                    settings, versions, commands, failures
