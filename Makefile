@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 export MUJOCO_GL ?= disable
 
-.PHONY: help reproduce test check bench docs clean
+.PHONY: help reproduce test check bench docs dist clean
 
 help:
 	@echo "make reproduce   reproduce the paper's experiments, quick version, with a report"
@@ -14,6 +14,7 @@ help:
 	@echo "make check       format, lint, types, documentation build"
 	@echo "make bench       measure speed against peers"
 	@echo "make docs        build the documentation into docs/_build"
+	@echo "make dist        build the wheel and the sdist into dist"
 
 # Reinstalled only if the pinned versions or the project's metadata change.
 $(READY): requirements.lock pyproject.toml
@@ -43,5 +44,9 @@ docs: $(READY)
 	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going docs docs/_build
 	@echo "documentation: docs/_build/index.html"
 
+dist: $(READY)
+	rm -rf dist
+	$(BIN)/python -m hatchling build
+
 clean:
-	rm -rf $(VENV) docs/_build
+	rm -rf $(VENV) docs/_build dist

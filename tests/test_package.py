@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+import tarfile
 import zipfile
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -68,7 +69,7 @@ print(json.dumps(changed))
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_path_that_the_docs_mention_resolves(page):
     paths = sorted(set(re.findall(r"\bcqm(?:\.[A-Za-z_]\w*)+", page.read_text())))
-    paths = [path for path in paths if not path.endswith((".py", ".md"))]
+    paths = [path for path in paths if not path.endswith((".py", ".md", ".fish"))]
     assert run(f"import cqm\nfor path in {paths}:\n    eval(path)\nprint('null')") is None
 
 
@@ -96,13 +97,31 @@ def test_the_lock_names_versions_and_no_addresses():
     assert all(re.fullmatch(r"[\w.-]+==[\w.]+", line) for line in lines)
 
 
-def test_the_wheel_has_types_and_nothing_but_the_package(tmp_path):
-    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+def build(target, directory):
+    command = [sys.executable, "-m", "hatchling", "build", "-t", target, "-d", str(directory)]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
-    (wheel,) = tmp_path.glob("*.whl")
-    names = set(zipfile.ZipFile(wheel).namelist())
+    (file,) = directory.iterdir()
+    return file
+
+
+def test_the_wheel_has_types_and_nothing_but_the_package(tmp_path):
+    names = set(zipfile.ZipFile(build("wheel", tmp_path)).namelist())
     assert {"cqm/py.typed", "cqm/__init__.pyi", "cqm/worlds/__init__.pyi"} <= names
     assert {name.partition("/")[0] for name in names} == {"cqm", f"cqm-{cqm.__version__}.dist-info"}
+
+
+def test_the_sdist_has_all_that_the_tests_read(tmp_path):
+    with tarfile.open(build("sdist", tmp_path)) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    folders = (".github", "benchmarks", "cqm", "docs", "examples", "results", "tests")
+    assert set(folders) <= {name.partition("/")[0] for name in names}
+    assert not [name for name in names if "_build/" in name or "__pycache__" in name]
+    if not (ROOT / ".git").exists():
+        return  # these are the tests of an unpacked sdist, which has no other list of its files
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True).stdout
+    tracked = {name for name in listed.splitlines() if (ROOT / name).exists()}
+    assert len(tracked) > 300
+    assert sorted(tracked - names) == []
 
 
 USER_SCRIPT = """
