@@ -61,6 +61,18 @@ def test_a_world_made_by_a_function_is_not_loaded_by_its_name():
         reload_world(GymWorld(make_cartpole).identity())
 
 
+@pytest.mark.parametrize("kind", ["gymnasium", "suite task"])
+def test_a_stored_name_cannot_import_a_module(kind, tmp_path, monkeypatch):
+    (tmp_path / "intruder.py").write_text("raise SystemExit('imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    name = "intruder:CartPole-v1"
+    with pytest.raises(SystemExit):
+        gymnasium.make(name)  # as it does by itself
+    identity = {**load_world("CartPole-v1").identity(), "name": name, "env": name, "kind": kind}
+    with pytest.raises(ValueError, match=name):
+        reload_world(identity)
+
+
 def test_a_world_that_has_changed_since_it_was_stored_is_refused():
     identity = stored_identity(load_world("CartPole-v1"))
     identity["versions"]["gymnasium"] = "0.0"
