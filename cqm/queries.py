@@ -9,7 +9,6 @@ features.
 from __future__ import annotations
 
 import ast
-import difflib
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,6 +18,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from cqm import bounds
+from cqm.display import html_facts
+from cqm.names import unknown
 from cqm.worlds.contract import World
 from cqm.worlds.features import sample_events, varies
 
@@ -86,7 +87,20 @@ class Query:
         object.__setattr__(self, "weights", weights)
 
     def __str__(self) -> str:
-        return f"{self.name} ({'exact' if self.error is None else f'projected: {self.error}'})"
+        return f"{self.name} ({self._precision()})"
+
+    def __repr__(self) -> str:
+        return f"Query({str(self)!r}, weights on {self._weighted()})"
+
+    def _repr_html_(self) -> str:
+        facts = {"precision": self._precision(), "weights on": self._weighted()}
+        return html_facts(f"Query: {self.name}", facts)
+
+    def _precision(self) -> str:
+        return "exact" if self.error is None else f"projected: {self.error}"
+
+    def _weighted(self) -> str:
+        return f"{np.count_nonzero(self.weights)} of {len(self.weights)} features"
 
     @classmethod
     def vector(cls, weights: ArrayLike, features: Features, *, name: str = "vector") -> Query:
@@ -362,9 +376,7 @@ def _names(features: Features) -> tuple[str, ...]:
 def _columns(wanted: Iterable[str], names: Sequence[str]) -> list[int]:
     for name in wanted:
         if name not in names:
-            close = difflib.get_close_matches(str(name), names)
-            hint = f"did you mean {close}? " if close else ""
-            raise ValueError(f"unknown feature {name!r}; {hint}available: {list(names)}")
+            raise unknown("feature", name, names)
     return [names.index(name) for name in wanted]
 
 

@@ -62,6 +62,16 @@ def test_a_vector_is_itself():
     assert str(query) == "mine (exact)"
 
 
+def test_a_query_shows_its_reward_and_its_precision():
+    query = Query.formula("x - 2*y", NAMES)
+    assert repr(query) == "Query('x - 2*y (exact)', weights on 2 of 3 features)"
+    projected = formula("x*x < y")
+    assert repr(projected).startswith("Query('x*x < y (projected: R² ")
+    html = projected._repr_html_()
+    assert "<b>Query: x*x &lt; y</b>" in html
+    assert f"largest {projected.error.supremum:.2g} on 400 events" in html
+
+
 def test_a_query_does_not_change():
     weights = np.ones(3)
     query = Query.vector(weights, NAMES)

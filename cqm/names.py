@@ -1,0 +1,103 @@
+"""Names of actions, features and observations: checked, looked up, and shown."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+Action: TypeAlias = str | ArrayLike  # a name, an index, or an array of either
+
+
+def numbered(num: int) -> tuple[str, ...]:
+    """The names of candidate actions that were given none: their numbers.
+
+    >>> numbered(3)
+    ('0', '1', '2')
+    """
+    return tuple(map(str, range(num)))
+
+
+def checked_action_names(given: Sequence[str] | None, num: int) -> tuple[str, ...]:
+    """The names of `num` candidate actions, by default their numbers; raises if invalid.
+
+    A name must not be the number of another action, so that text is never ambiguous.
+
+    >>> checked_action_names(["idle", "charge"], 2)
+    ('idle', 'charge')
+    """
+    if given is None:
+        return numbered(num)
+    names = () if isinstance(given, str) else tuple(given)
+    sound = all(isinstance(name, str) and name.strip() for name in names)
+    if not sound or len(set(names)) != num or len(names) != num:
+        raise ValueError(
+            f"action_names cannot be {given!r}; allowed: {num} different names, "
+            "one per candidate action, none of them empty"
+        )
+    numbers = numbered(num)
+    for i, name in enumerate(names):
+        if name in numbers and name != numbers[i]:
+            raise ValueError(
+                f"action_names cannot be {given!r}: action {i} has the number of another action "
+                "as its name"
+            )
+    return tuple(map(str, names))
+
+
+def action_indices(actions: Action, names: Sequence[str]) -> np.ndarray:
+    """Indices of actions given by name, by index, or as an array of either.
+
+    Only names are looked up; whoever uses the indices checks their range.
+
+    >>> action_indices("charge", ("idle", "charge")).tolist()
+    1
+    >>> action_indices([0, "charge"], ("idle", "charge")).tolist()
+    [0, 1]
+    """
+    array = np.asarray(actions)
+    if array.dtype.kind not in "OUT":
+        return array
+    array = np.asarray(actions, object)
+    positions = {text: i for i, text in enumerate(numbered(len(names)))}
+    positions |= {name: i for i, name in enumerate(names)}
+
+    def index(action: Any) -> Any:
+        if isinstance(action, str) and action not in positions:
+            raise unknown("action", action, names)
+        return positions[action] if isinstance(action, str) else action
+
+    return np.array([index(action) for action in array.ravel()]).reshape(array.shape)
+
+
+def unknown(what: str, name: str, available: Sequence[str]) -> ValueError:
+    """The error for a name that does not exist, with similar names and all that are available.
+
+    >>> print(unknown("action", "charg", ["idle", "charge"]))
+    unknown action 'charg'; did you mean ['charge']? available: ['idle', 'charge']
+    """
+    close = difflib.get_close_matches(str(name), available)
+    hint = f"did you mean {close}? " if close else ""
+    return ValueError(f"unknown {what} {name!r}; {hint}available: {list(available)}")
+
+
+def shortened(names: Sequence[str]) -> str:
+    """Names in one line; the middle of a long list is left out.
+
+    >>> shortened([f"x{i}" for i in range(9)])
+    'x0, x1, x2, x3, x4, … x8'
+    """
+    return ", ".join(names) if len(names) <= 6 else ", ".join([*names[:5], f"… {names[-1]}"])
+
+
+def counted_actions(names: Sequence[str]) -> str:
+    """The number of actions, followed by their names if they have any.
+
+    >>> counted_actions(["idle", "charge"]), counted_actions(["0", "1"])
+    ('2 actions (idle, charge)', '2 actions')
+    """
+    named = "" if tuple(names) == numbered(len(names)) else f" ({shortened(names)})"
+    return f"{len(names)} actions{named}"
