@@ -1,4 +1,4 @@
-"""Read the observations for a query from a user's file.
+"""The observations that users ask a model about, in memory or in a file.
 
 Files may be safetensors, NumPy arrays or comma-separated values, but not pickles.
 """
@@ -10,11 +10,53 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from cqm import storage
+from cqm.names import shortened
 
 KINDS = (".safetensors", ".npy", ".csv")
 ARRAY = "observations"  # name of the array in a safetensors file
+TERMINATED = "terminated"  # last observation of Gymnasium worlds
+
+
+def as_observations(values: ArrayLike, names: Sequence[str]) -> np.ndarray:
+    """Observations of one state `[observations]` or of several `[n, observations]`, as float64.
+
+    Raises `ValueError` unless they are finite numbers, one per name. The last one may be left out
+    if it is named `terminated`: worlds made from Gymnasium environments have it, but environments
+    do not return it. It is then 0, because a state in which an action is chosen has not terminated.
+
+    >>> as_observations([1, 2], ["angle", "speed", "terminated"])
+    array([1., 2., 0.])
+    """
+    try:
+        array = _completed(np.asarray(values, float), names)
+    except (TypeError, ValueError):  # such as a dictionary
+        array = np.empty(())
+    if array.ndim not in (1, 2) or array.shape[-1] != len(names):
+        hint = "; flatten it with gymnasium.spaces.flatten" if _without_terminated(names) else ""
+        got = np.shape(values) or type(values).__name__
+        raise ValueError(
+            f"observations must be [{len(names)}] for one state or [n, {len(names)}] for several, "
+            f"with the columns {shortened(names)}; got {got}{hint}"
+        )
+    if not np.isfinite(array).all():
+        raise ValueError("observations must be finite; got NaN or infinity")
+    return array
+
+
+def _without_terminated(names: Sequence[str]) -> Sequence[str]:
+    """The observations that an environment returns; none if the world was not made from one."""
+    return names[:-1] if [*names[-1:]] == [TERMINATED] else ()
+
+
+def _completed(values: np.ndarray, names: Sequence[str]) -> np.ndarray:
+    """The values with a last column of zeros if `terminated` was left out."""
+    given = _without_terminated(names)
+    if not given or values.shape[-1:] != (len(given),):
+        return values
+    return np.concatenate([values, np.zeros((*values.shape[:-1], 1))], axis=-1)
 
 
 def read_observations(path: str | Path, names: Sequence[str]) -> np.ndarray:
@@ -23,7 +65,7 @@ def read_observations(path: str | Path, names: Sequence[str]) -> np.ndarray:
     Args:
         path: A safetensors file with an array `observations`, an `.npy` file, or a `.csv` file with
             one state per line. If the first line of a `.csv` file has names, its columns may be in
-            any order.
+            any order. A last observation `terminated` may be left out.
         names: Names of the observations, in the order the model expects.
     """
     path = Path(path)
@@ -34,9 +76,10 @@ def read_observations(path: str | Path, names: Sequence[str]) -> np.ndarray:
     values = {".safetensors": _safetensors, ".npy": _npy, ".csv": _csv}[path.suffix](path, names)
     if values.dtype.kind not in "fiu":
         raise ValueError(f"{path} must contain real numbers; got {values.dtype}")
+    values = _completed(values, names)
     if values.ndim != 2 or values.shape[1] != len(names):
         raise ValueError(
-            f"{path} must contain observations [states, {len(names)}] ({_some(names)}); "
+            f"{path} must contain observations [states, {len(names)}] ({shortened(names)}); "
             f"got shape {values.shape}"
         )
     wrong = np.argwhere(~np.isfinite(values))
@@ -71,10 +114,11 @@ def _csv(path: Path, names: Sequence[str]) -> np.ndarray:
     order: Sequence[int] = range(len(lines[0]))
     header = [name.strip() for name in lines[0]]
     if not _is_number(header[0]):
+        names = names if TERMINATED in header else _without_terminated(names) or names
         if sorted(header) != sorted(names):
             raise ValueError(
-                f"the columns of {path} must be {_some(names)}; got {_some(header)}; "
-                f"missing: {_some(sorted(set(names) - set(header))) or 'none'}"
+                f"the columns of {path} must be {shortened(names)}; got {shortened(header)}; "
+                f"missing: {shortened(sorted(set(names) - set(header))) or 'none'}"
             )
         order, lines = [header.index(name) for name in names], lines[1:]
     rows = []
@@ -96,7 +140,3 @@ def _is_number(text: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names) if len(names) <= 6 else ", ".join([*names[:5], f"… {names[-1]}"])

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from cqm.observations import read_observations
+from cqm.observations import as_observations, read_observations
 from cqm.storage import DamagedFileError, encode_arrays, write_pieces
 
 NAMES = ("angle", "speed")
@@ -65,3 +65,49 @@ def test_pickled_arrays_are_not_loaded(tmp_path):
     np.save(tmp_path / "o.npy", np.array([[object(), 1]]), allow_pickle=True)
     with pytest.raises(DamagedFileError, match="is not an array of numbers"):
         read_observations(tmp_path / "o.npy", NAMES)
+
+
+GYM = ("position", "velocity", "terminated")
+
+
+@pytest.mark.parametrize(
+    ("given", "names", "expected"),
+    [
+        ([1, 2], NAMES, [1.0, 2.0]),
+        (np.ones((3, 2), np.float32), NAMES, np.ones((3, 2))),
+        (np.array([1, 2], np.float32), GYM, [1.0, 2.0, 0.0]),
+        ([[1, 2], [3, 4]], GYM, [[1.0, 2.0, 0.0], [3.0, 4.0, 0.0]]),
+        ([1, 2, 1], GYM, [1.0, 2.0, 1.0]),
+        (np.empty((0, 2)), NAMES, np.empty((0, 2))),
+    ],
+)
+def test_one_state_or_several_as_the_environment_gives_them(given, names, expected):
+    found = as_observations(given, names)
+    assert found.dtype == float
+    np.testing.assert_array_equal(found, expected, strict=True)
+
+
+@pytest.mark.parametrize(
+    ("given", "names", "message"),
+    [
+        ([1.0], NAMES, r"\[2\] for one state .* the columns angle, speed; got \(1,\)$"),
+        (np.ones((4, 1)), NAMES, r"\[n, 2\] for several.* angle, speed; got \(4, 1\)$"),
+        (np.ones((1, 1, 2)), NAMES, r"got \(1, 1, 2\)$"),
+        ([1.0], GYM, r"position, velocity, terminated; got \(1,\); flatten it with gymnasium"),
+        ({"position": 1.0}, GYM, "got dict; flatten it with gymnasium.spaces.flatten"),
+        (3, GYM, "got int; flatten it with gymnasium.spaces.flatten"),
+        ([1.0, np.nan], NAMES, "observations must be finite; got NaN or infinity"),
+    ],
+)
+def test_wrong_observations_name_the_columns(given, names, message):
+    with pytest.raises(ValueError, match=message):
+        as_observations(given, names)
+
+
+@pytest.mark.parametrize("content", ["1,2\n3,4\n", "velocity,position\n2,1\n4,3\n"])
+def test_files_may_lack_the_column_that_environments_do_not_give(content, tmp_path):
+    (tmp_path / "o.csv").write_text(content)
+    expected = [[1.0, 2.0, 0.0], [3.0, 4.0, 0.0]]
+    np.testing.assert_array_equal(read_observations(tmp_path / "o.csv", GYM), expected)
+    (tmp_path / "o.csv").write_text("position,terminated,velocity\n1,1,2\n")
+    np.testing.assert_array_equal(read_observations(tmp_path / "o.csv", GYM), [[1.0, 2.0, 1.0]])
