@@ -25,14 +25,28 @@ def test_branches_give_the_same_arrays(name):
         np.testing.assert_array_equal(branches.effects(), EXPECTED[f"{name}/effects"])
 
 
-def test_branches_pass_the_audit_and_continue_the_same_collection(tmp_path):
+def test_branches_pass_the_audit_and_are_collected_alike_today(tmp_path):
     copy = shutil.copytree(OLD / "branches", tmp_path / "branches")
     assert cqm.audit(cqm.Branches.open(copy), families=8)
     world = cqm.load_world("cartpole-swingup", nuisance=4, seed=7)
-    shard = next(copy.glob("*.safetensors"))
     again = cqm.collect(world, states=40, horizon=6, per_step=True, seed=7, out=tmp_path / "again")
     np.testing.assert_array_equal(again.outcomes, EXPECTED["branches/outcomes"])
-    assert (tmp_path / "again" / shard.name).read_bytes() == shard.read_bytes()
+    old, new = (storage.read_json(path / "manifest.json") for path in (copy, tmp_path / "again"))
+    assert old.pop("versions")["cqm"] == "0.1.0"
+    assert new.pop("versions")["cqm"] == cqm.__version__
+    assert new == old
+    for path in (tmp_path / "again").glob("*.safetensors"):
+        arrays, metadata = storage.read_arrays(path)
+        old_arrays, old_metadata = storage.read_arrays(copy / path.name)
+        assert storage.sha256_arrays(arrays) == storage.sha256_arrays(old_arrays)
+        assert metadata | {"manifest": ""} == old_metadata | {"manifest": ""}
+
+
+def test_another_version_does_not_continue_a_collection(tmp_path):
+    copy = shutil.copytree(OLD / "branches", tmp_path / "branches")
+    world = cqm.load_world("cartpole-swingup", nuisance=4, seed=7)
+    with pytest.raises(ValueError, match=f'versions.cqm: "0.1.0" -> "{cqm.__version__}"'):
+        cqm.collect(world, states=40, horizon=6, per_step=True, seed=7, out=copy)
 
 
 def test_logs_give_the_same_arrays():
