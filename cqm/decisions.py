@@ -18,9 +18,12 @@ from typing import Any
 import numpy as np
 
 from cqm import bounds
+from cqm.display import html_table, text_table
+from cqm.names import checked_action_names
 from cqm.queries import Query, QueryLike
 from cqm.quotient import center
 
+SHOWN_STATES = 10  # rows of a printed verdict
 BLOCK_VALUES = 1_000_000  # action values that `act` computes at once: 8 MB
 
 
@@ -39,7 +42,7 @@ def query_weights(query: QueryLike) -> np.ndarray:
 
 
 def advantage(effects: np.ndarray, query: QueryLike) -> np.ndarray:
-    """Centred values of the actions, `[n, actions]`, or `[n, queries, actions]` for several.
+    """Centred values of the actions, `[..., actions]`, or `[..., queries, actions]` for several.
 
     >>> advantage(np.array([[[1.0, 0.0], [-1.0, 0.0]]]), np.array([2.0, 5.0])).tolist()
     [[2.0, -2.0]]
@@ -47,10 +50,9 @@ def advantage(effects: np.ndarray, query: QueryLike) -> np.ndarray:
     weights = _fitting_weights(effects, query)
     if weights.ndim == 1:
         return effects @ weights
-    num, num_actions, size = effects.shape
     # A single matrix product for all states and queries.
-    scores = effects.reshape(-1, size) @ weights.T
-    return np.swapaxes(scores.reshape(num, num_actions, len(weights)), 1, 2)
+    scores = effects.reshape(-1, effects.shape[-1]) @ weights.T
+    return np.swapaxes(scores.reshape(*effects.shape[:-1], len(weights)), -1, -2)
 
 
 def rank(advantages: np.ndarray) -> np.ndarray:
@@ -72,7 +74,7 @@ def best(advantages: np.ndarray) -> np.ndarray:
 
 
 def act(effects: np.ndarray, query: QueryLike) -> np.ndarray:
-    """The best action for each state, `[n]`, or `[n, queries]` for several queries.
+    """The best action for each state, `[...]`, or `[..., queries]` for several queries.
 
     The same as `best(advantage(effects, query))`, but computed a few states at a time: the values
     fit the processor's cache, and those of all states and queries are never in memory at once.
@@ -83,7 +85,8 @@ def act(effects: np.ndarray, query: QueryLike) -> np.ndarray:
     weights = _fitting_weights(effects, query)
     if weights.ndim == 1:
         return best(effects @ weights)
-    num, num_actions, size = effects.shape
+    leading, (num_actions, size) = effects.shape[:-2], effects.shape[-2:]
+    effects, num = effects.reshape(-1, num_actions, size), math.prod(leading)
     columns = np.ascontiguousarray(weights.T)
     chosen = np.empty((num, len(weights)), np.int64)
     states = max(1, BLOCK_VALUES // (num_actions * max(1, len(weights))))
@@ -98,7 +101,7 @@ def act(effects: np.ndarray, query: QueryLike) -> np.ndarray:
             np.maximum(index, (value > highest) * np.int16(action), out=index)
             np.maximum(highest, value, out=highest)
         chosen[start : start + states] = index
-    return chosen
+    return chosen.reshape(*leading, len(weights))
 
 
 def _fitting_weights(effects: np.ndarray, query: QueryLike) -> np.ndarray:
@@ -209,7 +212,7 @@ class Calibration:
 
 @dataclass(frozen=True)
 class Verdict:
-    """A decision for each state, and how far to trust it."""
+    """A decision for each state, and how far to trust it; prints as a table."""
 
     advantages: np.ndarray  # [n, actions]
     action: np.ndarray  # [n], the best action according to the model
@@ -221,15 +224,70 @@ class Verdict:
     separable: np.ndarray  # [n], whether the chosen action is certified to be the best
     confidence: float  # probability with which the bounds hold
     calibration_states: int
+    action_names: tuple[str, ...]
+    query: str  # the reward, in words
+    meaning: str  # what "best" means, in one sentence
+
+    @property
+    def best(self) -> tuple[str, ...]:
+        """The name of the best action in each state."""
+        return tuple(self.action_names[action] for action in self.action)
+
+    @property
+    def trust(self) -> str:
+        """What the confidence means, in one sentence."""
+        return (
+            f"The intervals and the bounds on the regret hold with {self._percent} confidence over "
+            f"states like the {self.calibration_states} calibration states, not for each state "
+            "separately."
+        )
+
+    def summary(self) -> str:
+        """In how many states the best action is certain, in one sentence."""
+        certain, num = int(self.separable.sum()), len(self.separable)
+        regret = self.regret_bound.max(initial=0)
+        doubt = "" if certain == num else f"; elsewhere its regret is at most {regret:.3g}"
+        return f"The best action is certain in {certain} of {num} states{doubt}."
+
+    def rows(self, most: int | None = None) -> list[dict[str, object]]:
+        """The decisions as rows of a table; those of the first `most` states if given."""
+        order = rank(self.advantages[:most])
+        return [
+            {
+                "state": i,
+                "best": self.action_names[first],
+                "next": self.action_names[second],
+                "advantage": f"{self.gap[i]:.3g}",
+                f"{self._percent} interval": (
+                    f"[{self.gap[i] - self.radius:.3g}, {self.gap[i] + self.radius:.3g}]"
+                ),
+                "answer": "certain" if self.separable[i] else "cannot tell",
+                "regret at most": f"{self.regret_bound[i]:.3g}",
+            }
+            for i, (first, second, *_) in enumerate(order)
+        ]
+
+    def __repr__(self) -> str:
+        table = text_table(self.rows(SHOWN_STATES))
+        return "\n".join([self._title(), *([table] if table else []), *self._notes()])
 
     def __str__(self) -> str:
-        share = self.separable.mean() if len(self.separable) else math.nan
-        return (
-            f"{share:.0%} of {len(self.action)} states separable; contrasts within "
-            f"±{self.radius:.3g} with {self.confidence:.0%} confidence over states exchangeable "
-            f"with {self.calibration_states} calibration states; regret at most "
-            f"{self.regret_bound.max(initial=0):.3g} (general bound {self.combined_bound:.3g})"
-        )
+        return repr(self)
+
+    def _repr_html_(self) -> str:
+        return html_table(self.rows(SHOWN_STATES), title=self._title(), notes=self._notes())
+
+    @property
+    def _percent(self) -> str:
+        return f"{100 * self.confidence:g}%"
+
+    def _title(self) -> str:
+        return f"Best first action for {self.query}"
+
+    def _notes(self) -> list[str]:
+        more = len(self.action) - SHOWN_STATES
+        rest = [f"… and {more} more {'state' if more == 1 else 'states'}"] if more > 0 else []
+        return [*rest, self.summary(), self.trust, self.meaning]
 
 
 def query_radius(
@@ -249,6 +307,8 @@ def certify(
     discount: float,
     horizon: int,
     confidence: float = 0.95,
+    action_names: Sequence[str] | None = None,
+    continuation: str = "the continuation of the data",
 ) -> Verdict:
     """Choose an action for each state and bound its expected regret.
 
@@ -257,13 +317,16 @@ def certify(
     adds 2·m_H·ε_r to the radius.
 
     Args:
-        effects: Predicted effects, `[n, actions, features]`.
+        effects: Predicted effects, `[n, actions, features]`, or `[actions, features]` of one state.
         query: The reward.
         calibration: The model's errors on held-out states.
         discount: Discount of the outcomes.
         horizon: Horizon of the outcomes.
         confidence: Probability with which all contrasts of a state are within the radius.
+        action_names: Names of the actions; their numbers by default.
+        continuation: What follows the first action, in words.
     """
+    effects = effects.reshape(-1, *effects.shape[-2:])
     advantages = advantage(effects, query)
     chosen = best(advantages)
     ordered = -np.sort(-advantages, axis=1)
@@ -284,6 +347,19 @@ def certify(
         separable=gap > radius,
         confidence=confidence,
         calibration_states=len(calibration.residuals),
+        action_names=checked_action_names(action_names, effects.shape[-2]),
+        query=str(query),
+        meaning=_meaning(discount, horizon, continuation),
+    )
+
+
+def _meaning(discount: float, horizon: int, continuation: str) -> str:
+    """What "best" means, in one sentence."""
+    if horizon == 1:
+        return "Best means the highest expected reward of a single step."
+    return (
+        f"Best means the best first action, followed by {continuation}: the highest expected sum "
+        f"of rewards over {horizon} steps (discount {discount:g})."
     )
 
 

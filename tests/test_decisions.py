@@ -70,9 +70,79 @@ def test_regret_is_bounded_by_what_the_gap_leaves_of_the_radius():
     # 2Wδ with W = √2 and δ = 3; the reward is linear.
     assert verdict.combined_bound == pytest.approx(6 * np.sqrt(2))
     assert verdict.paper_bound == verdict.combined_bound
-    assert str(verdict).startswith(
-        "50% of 2 states separable; contrasts within ±3 with 95% confidence"
+
+
+def verdict_of(gaps, **options):
+    """A verdict for states in which the first action is that far ahead of the second."""
+    gaps = np.asarray(gaps, float)
+    effects = np.zeros((len(gaps), 3, 1))
+    effects[:, :, 0] = gaps[:, None] * [0.5, -0.5, -2.0]
+    residuals = np.zeros((99, 3, 1))
+    residuals[:, 0, 0] = 3.0
+    query = Query.vector([1.0], ["level"], name="level")
+    options = {"discount": 0.5, "horizon": 2, **options}
+    return certify(effects, query, errors_only(residuals), **options)
+
+
+def test_a_verdict_prints_its_answers_by_name():
+    verdict = verdict_of(
+        [2.0, 4.0],
+        action_names=("idle", "charge", "discharge"),
+        continuation="uniformly random actions",
     )
+    assert verdict.best == ("idle", "idle")
+    assert str(verdict) == repr(verdict)
+    assert str(verdict).splitlines() == [
+        "Best first action for level (exact)",
+        "state  best  next    advantage  95% interval  answer       regret at most",
+        "0      idle  charge  2          [-1, 5]       cannot tell  1",
+        "1      idle  charge  4          [1, 7]        certain      0",
+        "The best action is certain in 1 of 2 states; elsewhere its regret is at most 1.",
+        "The intervals and the bounds on the regret hold with 95% confidence over states like the "
+        "99 calibration states, not for each state separately.",
+        "Best means the best first action, followed by uniformly random actions: the highest "
+        "expected sum of rewards over 2 steps (discount 0.5).",
+    ]
+
+
+def test_a_long_verdict_shows_its_first_states():
+    lines = str(verdict_of(np.full(13, 4.0))).splitlines()
+    assert lines[11].split()[:3] == ["9", "0", "1"]  # unnamed actions are numbered
+    assert lines[12] == "… and 3 more states"
+    assert lines[13] == "The best action is certain in 13 of 13 states."
+    assert "… and 1 more state\n" in str(verdict_of(np.full(11, 4.0)))
+    assert len(verdict_of(np.full(13, 4.0)).rows()) == 13
+    empty = verdict_of([])
+    assert "certain in 0 of 0 states" in str(empty)
+    assert empty.best == ()
+
+
+def test_a_verdict_in_a_notebook_is_escaped():
+    html = verdict_of([4.0], action_names=("<b>", "b", "c"), confidence=0.9)._repr_html_()
+    assert "<td>&lt;b&gt;</td>" in html
+    assert "<th>90% interval</th>" in html
+    assert "followed by the continuation of the data" in html
+
+
+def test_the_best_of_a_single_step_has_no_continuation():
+    assert verdict_of([1.0], horizon=1).meaning == (
+        "Best means the highest expected reward of a single step."
+    )
+
+
+def test_names_must_fit_the_actions():
+    with pytest.raises(ValueError, match="allowed: 3 different names"):
+        verdict_of([1.0], action_names=("idle", "charge"))
+
+
+def test_one_state_needs_no_leading_axis():
+    weights = np.array([[1.0, 0.0], [0.0, -1.0], [2.0, 1.0]])
+    for query in (weights, weights[0]):
+        for fn in (advantage, act):
+            np.testing.assert_array_equal(fn(EFFECTS[1], query), fn(EFFECTS, query)[1])
+    calibration = errors_only(np.zeros((99, 2, 2)))
+    one = certify(EFFECTS[1], Query([1.0, 1.0]), calibration, discount=0.5, horizon=2)
+    assert one.gap.tolist() == [4.0]
 
 
 def test_a_reward_that_is_not_linear_widens_the_radius():
@@ -122,7 +192,7 @@ def test_calibration_needs_draws():
     np.testing.assert_array_equal(calibrate(0 * EFFECTS, draws).residuals, EFFECTS)
     # Errors can be measured from two draws on; a guarantee takes more.
     assert Calibration.from_draws(0 * EFFECTS, draws[:, :2]).excess_error == 1.0
-    with pytest.raises(ValueError, match=r"at least 2 draws per state; got 1"):
+    with pytest.raises(ValueError, match=r"at least 2 draws per state are needed.*got 1"):
         Calibration.from_draws(0 * EFFECTS, draws[:, :1])
 
 
