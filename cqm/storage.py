@@ -15,7 +15,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import safetensors
@@ -96,18 +96,15 @@ class Written:
     num_bytes: int
 
 
-def write_pieces(path: str | Path, pieces: Iterable[bytes | memoryview]) -> Written:
-    """Write a file atomically and durably, piece by piece."""
+@contextlib.contextmanager
+def atomic_file(path: str | Path) -> Iterator[BinaryIO]:
+    """A file to write to; it is renamed to its final name once it is safely on disk."""
     path = Path(path)
-    digest, num_bytes = hashlib.sha256(), 0
     temporary = path.with_name(f".{path.name}.{os.getpid()}{_TEMPORARY}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(temporary, "wb") as file:
-            for piece in pieces:
-                file.write(piece)
-                digest.update(piece)
-                num_bytes += len(piece)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
@@ -117,6 +114,16 @@ def write_pieces(path: str | Path, pieces: Iterable[bytes | memoryview]) -> Writ
         if isinstance(error, OSError):
             raise _explained(error, path) from error
         raise
+
+
+def write_pieces(path: str | Path, pieces: Iterable[bytes | memoryview]) -> Written:
+    """Write a file atomically and durably, piece by piece."""
+    digest, num_bytes = hashlib.sha256(), 0
+    with atomic_file(path) as file:
+        for piece in pieces:
+            file.write(piece)
+            digest.update(piece)
+            num_bytes += len(piece)
     return Written(digest.hexdigest(), num_bytes)
 
 

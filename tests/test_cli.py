@@ -154,7 +154,7 @@ def test_fit_then_query(tmp_path, capsys):
     assert answer["states"][0]["advantages"][0] > 0 > answer["states"][0]["advantages"][2]
     for low, high in answer["states"][0]["behind"]:
         assert 0 < low < high  # separable: nothing else may be as good
-    assert "excess error" in (model / "card.md").read_text()
+    assert "excess error" in (model / "README.md").read_text()
 
     observations = cqm.Branches.open(tmp_path / "held").observations[:2]
     np.save(tmp_path / "states.npy", observations)

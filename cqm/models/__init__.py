@@ -1,4 +1,4 @@
-"""Models of effects: how they are fitted, and what they are made of."""
+"""Models of effects: estimators, their training and their building blocks."""
 
 import lazy_loader
 

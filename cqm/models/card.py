@@ -13,6 +13,12 @@ if TYPE_CHECKING:
     from cqm.models.estimator import Estimator
 
 
+def hub_metadata(model: Estimator) -> str:
+    """Front matter of the card, in the YAML that model hubs read."""
+    tags = ("cqm", "counterfactual", "effect-estimation", model.kind)
+    return "---\nlibrary_name: cqm\ntags:\n" + "".join(f"- {tag}\n" for tag in tags) + "---\n"
+
+
 def write_card(model: Estimator) -> str:
     """The card of a fitted model, in Markdown."""
     recipe, world = model.recipe_, model.world_

@@ -1,4 +1,4 @@
-"""The estimator: what every model of effects offers, whichever data it learns from.
+"""The estimator: what every model of effects offers, whatever data it learns from.
 
 A subclass says how it learns a predictor; everything else lives here: parameters, contrasts,
 rankings, calibration and certificates, saving and loading, and the model card.
@@ -25,14 +25,22 @@ from cqm import decisions, storage
 from cqm.branches.dataset import Branches
 from cqm.branches.recipe import Recipe
 from cqm.logs.dataset import Logs
-from cqm.models.card import write_card
+from cqm.models.card import hub_metadata, write_card
+from cqm.models.files import (
+    CARD,
+    CONFIG,
+    MODEL,
+    SCHEMA,
+    model_directory,
+    read_description,
+    read_model_arrays,
+)
 from cqm.models.predictors import Predictor, restore_predictor
-from cqm.models.scorer import CONFIG, MODEL, check_observations, read_model_arrays
+from cqm.models.scorer import check_observations
 from cqm.models.training import MemberLossFn, Source, Training, stacked_members, train_members
 from cqm.queries import Query, QueryLike
 from cqm.quotient import ComparisonGraph, Reference, as_reference, center, contrast
 
-CARD = "card.md"
 Network = TypeVar("Network", bound=eqx.Module)
 
 
@@ -325,6 +333,7 @@ class Estimator(abc.ABC):
             directory / MODEL, storage.encode_arrays([arrays], {"kind": f"cqm {self.kind} model"})
         )
         config = {
+            "schema": SCHEMA,
             "kind": self.kind,
             "sha256": written.sha256,
             "settings": self._json_params(),
@@ -341,16 +350,16 @@ class Estimator(abc.ABC):
             "versions": self.versions_,
         }
         storage.write_json(directory / CONFIG, config)
-        storage.write_pieces(directory / CARD, [self.summary().encode()])
+        card = hub_metadata(self) + self.summary()
+        storage.write_pieces(directory / CARD, [card.encode()])
 
     @classmethod
     def load(cls, directory: str | Path) -> Self:
         """Load a saved model, which gives the same effects bit for bit."""
-        directory = Path(directory)
-        config = storage.read_json(directory / CONFIG)
+        config = read_description(directory)
         if config.get("kind") != cls.kind:
             raise storage.DamagedFileError(
-                f"{directory / CONFIG} describes a model of kind {config.get('kind')!r}; "
+                f"{Path(directory) / CONFIG} describes a model of kind {config.get('kind')!r}; "
                 f"{cls.__name__} loads {cls.kind!r}"
             )
         model = cls(**_read_params(config))
@@ -375,8 +384,8 @@ class Estimator(abc.ABC):
         return _json_values(self.get_params())
 
 
-def load_model(directory: str | Path) -> Estimator:
-    """Load a saved model of any kind."""
+def load_model(path: str | Path) -> Estimator:
+    """Load a saved model of any kind, from its directory or from a zip archive of it."""
     from cqm.models.effect import EffectModel
     from cqm.models.hindsight import HindsightModel
     from cqm.models.residual import ResidualModel
@@ -384,12 +393,13 @@ def load_model(directory: str | Path) -> Estimator:
     kinds: dict[str, type[Estimator]] = {
         model.kind: model for model in (EffectModel, HindsightModel, ResidualModel)
     }
-    kind = storage.read_json(Path(directory) / CONFIG).get("kind")
-    if kind not in kinds:
-        raise storage.DamagedFileError(
-            f"{Path(directory) / CONFIG} describes a model of kind {kind!r}; known: {sorted(kinds)}"
-        )
-    return kinds[kind].load(directory)
+    with model_directory(path) as directory:
+        kind = read_description(directory).get("kind")
+        if kind not in kinds:
+            raise storage.DamagedFileError(
+                f"{directory / CONFIG} describes a model of kind {kind!r}; known: {sorted(kinds)}"
+            )
+        return kinds[kind].load(directory)
 
 
 def _json_values(params: Mapping[str, Any]) -> dict[str, Any]:

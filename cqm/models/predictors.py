@@ -1,4 +1,4 @@
-"""Predictors: what a fitted model consists of, with its arrays by name so that it can be saved.
+"""Predictors: the learned part of a fitted model, with arrays by name so that it can be saved.
 
 A predictor maps observations to the effects of every candidate action, up to a shift that all
 actions share; the estimator centres them.

@@ -7,11 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from cqm import storage
+from cqm.models.files import read_description, read_model_arrays
 from cqm.quotient import Reference, center
 
-MODEL = "model.safetensors"
-CONFIG = "model.json"
 _ROWS = 32  # states per block, each with all its actions and continuations
 
 
@@ -28,8 +26,7 @@ class Scorer:
     @classmethod
     def load(cls, directory: str | Path) -> Scorer:
         """Load the scorer of a saved model."""
-        directory = Path(directory)
-        config = storage.read_json(directory / CONFIG)
+        config = read_description(directory)
         if config.get("kind") != "effect":
             raise ValueError(
                 f"only an EffectModel has a scorer; {directory} holds a model of kind "
@@ -114,16 +111,6 @@ def check_observations(observations: np.ndarray, size: int) -> np.ndarray:
     if not np.isfinite(observations).all():
         raise ValueError("observations must be finite; got NaN or infinity")
     return observations
-
-
-def read_model_arrays(directory: Path, config: Mapping) -> dict[str, np.ndarray]:
-    """The arrays of a saved model, checked against their checksum."""
-    path = directory / MODEL
-    if storage.sha256(path) != config.get("sha256"):
-        raise storage.DamagedFileError(
-            f"{path} is damaged: its checksum is wrong; save the model again"
-        )
-    return storage.read_arrays(path)[0]
 
 
 def _silu(x: np.ndarray) -> np.ndarray:

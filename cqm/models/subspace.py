@@ -134,7 +134,7 @@ def find_subspace(
     carried = basis.shape[1]
     for signal, extra in signals:
         # One at a time, each orthogonal to the previous ones: the directions with the best signal-
-        # to-noise ratios may all be nearly the same, where the noise is smallest.
+        # to-noise ratios may all be close to the one with the smallest noise.
         while basis.shape[1] < size:
             rest = null_space(basis.T) if basis.shape[1] else np.eye(size)
             strength, direction = _clearest(rest.T @ signal @ rest, rest.T @ noise @ rest, floor)

@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+import zipfile
 
 import numpy as np
 import pytest
@@ -103,7 +104,10 @@ def test_a_saved_model_is_the_same_model(fitted, tmp_path):
     np.testing.assert_array_equal(
         loaded.member_effects(observations), fitted.member_effects(observations)
     )
-    assert loaded.summary() == fitted.summary() == (tmp_path / "card.md").read_text()
+    assert loaded.summary() == fitted.summary()
+    _, front_matter, card = (tmp_path / "README.md").read_text().split("---\n")
+    assert card == fitted.summary()
+    assert front_matter.startswith("library_name: cqm\ntags:\n- cqm\n")
 
 
 def test_effects_are_centred_at_any_reference(fitted, tmp_path):
@@ -135,9 +139,9 @@ def test_a_calibrated_model_shows_its_scores_on_its_card(kind, branches, logs, h
         model = cqm.HindsightModel(width=8, training=QUICK).fit(logs)
     assert "not calibrated" in model.summary()
     model.calibrate(held_out).save(tmp_path)
-    card = (tmp_path / "card.md").read_text()
+    card = (tmp_path / "README.md").read_text()
     assert f"excess error {model.calibration_.excess_error:.4g} on 40 held-out states" in card
-    assert load_model(tmp_path).summary() == card
+    assert card.endswith(load_model(tmp_path).summary())
     for section in ("World", "Data", "Model", "Scores", "Limits", "Versions"):
         assert f"## {section}" in card
 
@@ -168,6 +172,38 @@ def test_a_model_of_another_kind_is_refused(logs, tmp_path):
     storage.write_json(tmp_path / "model.json", {"kind": "magic"})
     with pytest.raises(storage.DamagedFileError, match="kind 'magic'; known: "):
         load_model(tmp_path)
+    storage.write_json(tmp_path / "model.json", {"kind": "residual", "schema": 3})
+    with pytest.raises(ValueError, match=r"schema 3, written by a newer version .* upgrade"):
+        load_model(tmp_path)
+
+
+def test_a_missing_model_is_called_that(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"the model directory .*nothing does not exist"):
+        load_model(tmp_path / "nothing")
+    with pytest.raises(FileNotFoundError, match=r"the model directory .* lacks model\.json"):
+        load_model(tmp_path)
+
+
+@pytest.mark.parametrize("folder", ["", "model/"])
+def test_a_model_is_loaded_from_a_zip_archive(logs, tmp_path, folder):
+    model = cqm.ResidualModel().fit(logs)
+    model.save(tmp_path / "model")
+    archive = tmp_path / "model.zip"
+    with zipfile.ZipFile(archive, "w") as file:
+        for path in (tmp_path / "model").iterdir():
+            file.write(path, folder + path.name)
+    observations = _observations(model)
+    np.testing.assert_array_equal(
+        load_model(archive).effect(observations), model.effect(observations)
+    )
+    content = archive.read_bytes()
+    archive.write_bytes(content[: len(content) // 2])
+    with pytest.raises(storage.DamagedFileError, match="is not a complete zip archive"):
+        load_model(archive)
+    with zipfile.ZipFile(archive, "w") as file:
+        file.writestr("../model.json", "{}")
+    with pytest.raises(storage.DamagedFileError, match=r"must hold one model\.safetensors; got 0"):
+        load_model(archive)
 
 
 def test_a_setting_that_an_older_checkpoint_lacks_counts_as_its_default(

@@ -161,7 +161,7 @@ def test_one_surface(name, request, world, held_out, tmp_path):
     np.testing.assert_array_equal(loaded.effect(observations), effects)
     assert loaded.calibration_.excess_error == model.calibration_.excess_error
     assert isinstance(load_model(tmp_path / name), ResidualModel)
-    assert "4,000 logged trajectories" in (tmp_path / name / "card.md").read_text()
+    assert "4,000 logged trajectories" in (tmp_path / name / "README.md").read_text()
 
 
 def test_an_ensemble_is_the_mean_of_its_members(logs, held_out):
