@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from cqm import bounds
-from cqm.display import html_table, text_table
+from cqm.display import counted, html_table, text_table
 from cqm.names import checked_action_names
 from cqm.queries import Query, QueryLike
 from cqm.quotient import center
@@ -162,7 +162,7 @@ class Calibration:
 
     @property
     def feature_errors(self) -> np.ndarray:
-        """`excess_error` per feature; NaN where effects are indistinguishable from noise."""
+        """`excess_error` per feature; NaN if its effects are indistinguishable from noise."""
         visible = self.size > self.noise / self.draws
         return self._errors() / np.where(visible, self.size, np.nan)
 
@@ -286,7 +286,7 @@ class Verdict:
 
     def _notes(self) -> list[str]:
         more = len(self.action) - SHOWN_STATES
-        rest = [f"… and {more} more {'state' if more == 1 else 'states'}"] if more > 0 else []
+        rest = [f"… and {counted(more, 'more state')}"] if more > 0 else []
         return [*rest, self.summary(), self.trust, self.meaning]
 
 

@@ -1,11 +1,20 @@
-"""How results are shown: tables for a terminal, and HTML tables for notebooks."""
+"""Display of results: text tables for a terminal, HTML tables for notebooks."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
-Row = Mapping[str, object]  # cells by the title of their column
+Row = Mapping[str, object]  # cells by column title
+
+
+def counted(num: int, noun: str) -> str:
+    """A number and a noun in the singular or plural.
+
+    >>> counted(1, "draw"), counted(2000, "state")
+    ('1 draw', '2,000 states')
+    """
+    return f"{num:,} {noun}{'' if num == 1 else 's'}"
 
 
 def text_table(rows: Sequence[Row]) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from cqm.names import checked_action_names
 from cqm.worlds.contract import Status, World, take
 from cqm.worlds.identity import stored_identity
 
@@ -177,6 +178,7 @@ def _declaration_problem(world: World) -> str:
         return f"attributes {missing} are missing"
     try:
         stored_identity(world)
+        checked_action_names(world.action_names, len(world.candidate_actions))
     except ValueError as error:
         return str(error)
     low, high, actions = world.control_low, world.control_high, world.candidate_actions

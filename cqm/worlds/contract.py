@@ -11,12 +11,16 @@ from __future__ import annotations
 
 import abc
 import enum
+import functools
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, final
 
 import numpy as np
+
+from cqm.display import counted, html_facts
+from cqm.names import counted_actions, numbered, shortened
 
 if TYPE_CHECKING:
     from cqm.worlds.nuisance import Nuisance
@@ -60,6 +64,14 @@ class World(abc.ABC):
     continuous: bool = True  # whether every control between the bounds is allowed
     nuisance: Nuisance | None = None  # the process mixed into observations and features
     mixing: Mapping[str, np.ndarray] | None = None  # its matrices for "observations" and "features"
+
+    @functools.cached_property
+    def action_names(self) -> tuple[str, ...]:
+        """Names of the candidate actions; their numbers unless a world sets this attribute.
+
+        Names do not determine outcomes, so they are not part of the identity.
+        """
+        return numbered(len(self.candidate_actions))
 
     @property
     def native(self) -> World:
@@ -131,6 +143,29 @@ class World(abc.ABC):
     def step(self, states: States, controls: np.ndarray, noise: np.ndarray) -> Rollout:
         """Roll every state one step forward: controls `[n, controls]`, noise `[n, noise]`."""
         return self.rollout(states, controls[:, None], noise[:, None])
+
+    def __repr__(self) -> str:
+        if not hasattr(self, "candidate_actions"):  # in a debugger, before a world is complete
+            return super().__repr__()
+        observations = counted(len(self.observation_names), "observation")
+        if self.nuisance is None:
+            observations += f" ({shortened(self.observation_names)})"
+        return (
+            f"{type(self).__name__}({self.name}, {observations}, "
+            f"{counted_actions(self.action_names)}, cloned by {self.cloning})"
+        )
+
+    def _repr_html_(self) -> str:
+        controls = zip(self.action_names, self.candidate_actions.round(3).tolist(), strict=True)
+        facts = {
+            counted(len(names), what): shortened(names)
+            for what, names in {
+                "observation": self.observation_names,
+                "feature": self.feature_names,
+                "action": [f"{name} {control}" for name, control in controls],
+            }.items()
+        }
+        return html_facts(f"World {self.name}", {**facts, "cloned by": self.cloning})
 
 
 class PerThread(Generic[T]):

@@ -113,7 +113,7 @@ class ExpandedWorld(World):
             raise ValueError("the world is already expanded; pass all maps to one ExpandedWorld")
         for attribute in World.__annotations__:
             setattr(self, attribute, getattr(inner, attribute))
-        self.inner = inner
+        self.inner, self.action_names = inner, inner.action_names
         sample = sample_events(inner, 1024)
         self._maps = [feature_map._build(inner.feature_names, sample) for feature_map in maps]
         self.feature_names = names = (*inner.feature_names, *(n for m in self._maps for n in m[0]))

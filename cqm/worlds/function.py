@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from cqm.names import checked_action_names
 from cqm.worlds.actions import checked_actions
 from cqm.worlds.contract import Rollout, States, Status, World, num_states, padded_blocks, take
 
@@ -58,6 +59,7 @@ class FunctionWorld(World):
             depend on.
         initial: `(num, rng) -> state`, a sampler of initial states.
         candidate_actions: `[actions, controls]`.
+        action_names: One name per candidate action; by default their numbers.
         features: `(state, action, exogenous, next state) -> [n, features]`; by default the next
             state, flattened.
         observe: `state -> [n, observations]`; by default the state, flattened.
@@ -85,6 +87,7 @@ class FunctionWorld(World):
         initial: InitialFn,
         *,
         candidate_actions: npt.ArrayLike,
+        action_names: Sequence[str] | None = None,
         features: FeaturesFn | None = None,
         observe: ObserveFn | None = None,
         exogenous: ExogenousFn | None = None,
@@ -111,6 +114,7 @@ class FunctionWorld(World):
         self.control_low = low if control_low is None else np.full_like(low, control_low)
         self.control_high = high if control_high is None else np.full_like(high, control_high)
         self.candidate_actions = checked_actions(actions, self.control_low, self.control_high)
+        self.action_names = checked_action_names(action_names, len(actions))
         self.trace = None if trace is None else _finite("trace", trace, 1)
         functions = dict(step=step, initial=initial, features=features, observe=observe)
         functions["exogenous"] = exogenous

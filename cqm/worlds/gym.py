@@ -7,13 +7,14 @@ world is constructed.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from cqm.names import checked_action_names
 from cqm.worlds import actions
 from cqm.worlds.check import check_world
 from cqm.worlds.cloning import CLONING_METHODS, Env, InPlace, Row, simulation, stack, step, unstack
@@ -43,6 +44,7 @@ class GymWorld(World):
         env: A registered id, or a function that returns a new environment.
         candidate_actions: `[actions, controls]`; by default all actions of a Discrete space, or
             `prototype_actions` for a Box.
+        action_names: One name per candidate action; by default their numbers.
         cloning: Name of the cloning method to use; by default the first that proves exact.
         name: The world's name; by default the id, or the function's qualified name.
         seed: Random seed for the prototype actions.
@@ -63,6 +65,7 @@ class GymWorld(World):
         env: str | Callable[[], Env],
         *,
         candidate_actions: npt.ArrayLike | None = None,
+        action_names: Sequence[str] | None = None,
         cloning: str | None = None,
         name: str | None = None,
         seed: int = 0,
@@ -90,6 +93,7 @@ class GymWorld(World):
         self.candidate_actions = actions.candidate_actions(
             candidate_actions, low, high, name=self.name, seed=seed, continuous=self.continuous
         )
+        self.action_names = checked_action_names(action_names, len(self.candidate_actions))
         self._absorbed = np.zeros(len(self.feature_names))
         self._absorbed[-1] = 1
         self._choose_cloning(cloning)
@@ -286,7 +290,7 @@ def _without_limits(env: Env) -> Env:
 
 
 def _observation_names(env: Env) -> list[str]:
-    """Names for the flattened observation, descriptive where the environment provides them."""
+    """Names for the flattened observation, descriptive if the environment provides them."""
     from gymnasium import spaces
 
     space = env.observation_space

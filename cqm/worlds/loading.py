@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy.typing as npt
@@ -21,6 +21,7 @@ def load_world(
     nuisance: int | Nuisance = 0,
     seed: int = 0,
     candidate_actions: npt.ArrayLike | None = None,
+    action_names: Sequence[str] | None = None,
     features: FeatureMap | Iterable[FeatureMap] = (),
 ) -> World:
     """Load a world by name: a dm_control suite task or a Gymnasium environment.
@@ -30,13 +31,14 @@ def load_world(
         nuisance: Dimension of the paper's nuisance to mix in, 0 for none, or a `Nuisance`.
         seed: Random seed for the mixing. The candidate actions do not depend on it.
         candidate_actions: `[actions, controls]`; the world's own by default.
+        action_names: One name per candidate action; by default their numbers.
         features: One or more maps from `cqm.worlds.features` that add features, such as
             `Squares()`.
 
     >>> load_world("reacher-easy", nuisance=64, seed=7).feature_names[:2]
     ('mixed_0', 'mixed_1')
     """
-    world = _load(name, candidate_actions)
+    world = _load(name, candidate_actions, action_names)
     maps = tuple(features) if isinstance(features, Iterable) else (features,)
     if maps:
         world = ExpandedWorld(world, *maps)
@@ -71,12 +73,14 @@ def reload_world(identity: Mapping[str, Any]) -> World:
     return world
 
 
-def _load(name: str, candidate_actions: npt.ArrayLike | None) -> World:
+def _load(
+    name: str, candidate_actions: npt.ArrayLike | None, action_names: Sequence[str] | None
+) -> World:
     from cqm.worlds import suite
 
     # Importing dm_control takes seconds. A Gymnasium id, which ends in a version, does not need it.
     if not re.search(r"-v\d+$", name) and name in suite.task_names():
-        return suite.load_task(name, candidate_actions=candidate_actions)
+        return suite.load_task(name, candidate_actions=candidate_actions, action_names=action_names)
     if not _is_registered(name):
         raise ValueError(
             f"unknown world {name!r}; available: Gymnasium ids such as 'CartPole-v1' and the "
@@ -84,7 +88,7 @@ def _load(name: str, candidate_actions: npt.ArrayLike | None) -> World:
         )
     from cqm.worlds.gym import GymWorld
 
-    return GymWorld(name, candidate_actions=candidate_actions)
+    return GymWorld(name, candidate_actions=candidate_actions, action_names=action_names)
 
 
 def _is_registered(name: str) -> bool:

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from cqm.names import checked_action_names
 from cqm.worlds import actions
 from cqm.worlds.contract import PerThread, Rollout, States, Status, World
 from cqm.worlds.function import qualified_name
@@ -53,6 +54,7 @@ class MujocoWorld(World):
         observation_names: One name per coordinate; required with `observation`.
         candidate_actions: `[actions, controls]`; by default `prototype_actions` for the
             actuators' control range.
+        action_names: One name per candidate action; by default their numbers.
         seed: Random seed for the default candidate actions.
 
     >>> xml = '''<mujoco><worldbody><body><joint name="hinge"/><geom size="1"/></body></worldbody>
@@ -75,6 +77,7 @@ class MujocoWorld(World):
         observation: ObservationFn | None = None,
         observation_names: Sequence[str] | None = None,
         candidate_actions: npt.ArrayLike | None = None,
+        action_names: Sequence[str] | None = None,
         seed: int = 0,
     ):
         if not isinstance(model, mujoco.MjModel):
@@ -99,6 +102,7 @@ class MujocoWorld(World):
         self.candidate_actions = actions.candidate_actions(
             candidate_actions, self.control_low, self.control_high, name=self.name, seed=seed
         )
+        self.action_names = checked_action_names(action_names, len(self.candidate_actions))
         self._num_full = mujoco.mj_stateSize(model, _FULL)
         self._qpos = slice(1, 1 + model.nq)  # after the time
         self._qvel = slice(1 + model.nq, 1 + model.nq + model.nv)

@@ -86,6 +86,7 @@ class NuisanceWorld(World):
             raise ValueError("the world already has a nuisance; wrap world.native instead")
         self._native, self.nuisance = native, nuisance or Nuisance()
         self.name, self.cloning = native.name, native.cloning
+        self.action_names = native.action_names
         self.control_low, self.control_high = native.control_low, native.control_high
         self.candidate_actions, self.continuous = native.candidate_actions, native.continuous
         self.observation_mixing = self.nuisance.mixing(len(native.observation_names))

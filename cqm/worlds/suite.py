@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ from xml.etree import ElementTree
 import numpy as np
 import numpy.typing as npt
 
+from cqm.names import checked_action_names
 from cqm.worlds import actions
 from cqm.worlds.cloning import stack, unstack
 from cqm.worlds.contract import PerThread, Rollout, States, Status, World
@@ -57,20 +58,28 @@ def task_names() -> list[str]:
 
 
 def load_task(
-    name: str, *, candidate_actions: npt.ArrayLike | None = None, seed: int = 0, native: bool = True
+    name: str,
+    *,
+    candidate_actions: npt.ArrayLike | None = None,
+    action_names: Sequence[str] | None = None,
+    seed: int = 0,
+    native: bool = True,
 ) -> World:
     """Load a suite task as a world.
 
     Args:
         name: One of `task_names()`.
         candidate_actions: `[actions, controls]`; the paper's for this domain by default.
+        action_names: One name per candidate action; by default their numbers.
         seed: Random seed for the default candidate actions; the paper uses 0.
         native: Whether to use native rollouts if the task has them.
     """
     if name not in task_names():
         raise ValueError(f"unknown suite task {name!r}; available: {task_names()}")
     if not native or name not in DOMAINS:
-        return TaskWorld(name, candidate_actions=candidate_actions, seed=seed)
+        return TaskWorld(
+            name, candidate_actions=candidate_actions, action_names=action_names, seed=seed
+        )
     domain, model = DOMAINS[name], _model_without_views(name)
     return SuiteWorld(
         model,
@@ -81,6 +90,7 @@ def load_task(
         observation=domain.observation,
         observation_names=domain.observation_names,
         candidate_actions=candidate_actions,
+        action_names=action_names,
         seed=seed,
     )
 
@@ -107,7 +117,14 @@ class TaskWorld(World):
 
     cloning = "MuJoCo state, model fields, task code (one state at a time)"
 
-    def __init__(self, name: str, *, candidate_actions: npt.ArrayLike | None = None, seed: int = 0):
+    def __init__(
+        self,
+        name: str,
+        *,
+        candidate_actions: npt.ArrayLike | None = None,
+        action_names: Sequence[str] | None = None,
+        seed: int = 0,
+    ):
         self.name, self.seed = name, seed
         self._environment = PerThread(functools.partial(_environment, name))
         environment = self._environment.get()
@@ -120,6 +137,7 @@ class TaskWorld(World):
         self.candidate_actions = actions.candidate_actions(
             candidate_actions, self.control_low, self.control_high, name=name, seed=seed
         )
+        self.action_names = checked_action_names(action_names, len(self.candidate_actions))
 
     def reset(self, num: int, rng: np.random.Generator) -> States:
         """Draw `num` initial states with the task's own code."""
@@ -229,7 +247,7 @@ def _flat(observation: Mapping[str, Any]) -> np.ndarray:
 def _random_joints(
     model: mujoco.MjModel, num: int, rng: np.random.Generator, *, hinges: bool = True
 ) -> Initial:
-    """At rest, limited joints uniform in their range, and unlimited hinges too if `hinges`."""
+    """States at rest: limited joints uniform in their range, free hinges uniform if `hinges`."""
     limited = model.jnt_limited.astype(bool)
     drawn = limited | (hinges & (model.jnt_type == mujoco.mjtJoint.mjJNT_HINGE))
     low, high = np.where(limited, model.jnt_range.T, [[-np.pi], [np.pi]])[:, drawn]

@@ -203,6 +203,11 @@ def test_a_sound_world_passes_every_check():
             "feature_names contain duplicates: ['x']",
         ),
         (
+            changed(action_names=("left", "right")),
+            "declaration",
+            "action_names cannot be ('left', 'right'); allowed: 3 different names",
+        ),
+        (
             changed(identity=lambda self: {"name": "toy", "kind": "test", "model": object()}),
             "declaration",
             "must be JSON-able: Object of type object is not JSON serializable",

@@ -79,3 +79,28 @@ def test_a_used_world_rolls_out_the_same_after_pickling():
     copy = pickle.loads(cloudpickle.dumps(world))
     np.testing.assert_array_equal(copy.rollout(states, controls, noise).features, expected)
     assert copy.identity() == world.identity()
+
+
+def test_actions_without_names_are_numbered():
+    world = ToyWorld()
+    assert world.action_names == ("0", "1", "2")
+    assert "3 actions, " in repr(world)
+
+
+def test_a_world_shows_its_observations_actions_and_cloning():
+    named = type("Named", (ToyWorld,), {"action_names": ("left", "<wait>", "right")})()
+    assert repr(named) == (
+        "Named(toy, 1 observation (x), 3 actions (left, <wait>, right), cloned by copy)"
+    )
+    html = named._repr_html_()
+    assert "<th>3 actions</th><td>left [-1.0], &lt;wait&gt; [0.0], right [1.0]</td>" in html
+    assert "<th>2 features</th><td>x, u</td>" in html
+
+
+def test_a_world_that_is_not_complete_has_a_repr():
+    class Unfinished(ToyWorld):
+        @property
+        def candidate_actions(self):
+            raise AttributeError("not yet")
+
+    assert "Unfinished object at" in repr(Unfinished())

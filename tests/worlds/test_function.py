@@ -387,6 +387,7 @@ def test_different_worlds_have_different_identities():
         ({"control_high": 0.25}, r"candidate_actions cannot be .* to \[0\.25, 0\.25\]"),
         ({"block_size": 0}, "block_size must be at least 1; got 0"),
         ({"feature_names": ["x", "y"]}, "feature_names has 2 names, but there are 3 features"),
+        ({"action_names": ["x"]}, r"action_names cannot be \['x'\]; allowed: \d different names"),
         ({"observation_names": ["x"]}, "observation_names has 1 names, but .* 3 observations"),
         ({"initial": lambda num, rng: np.zeros((1, 3))}, r"'state' from initial .* \(1, 3\)"),
         ({"initial": lambda num, rng: 0.0}, r"'state' from initial has shape \(\)"),

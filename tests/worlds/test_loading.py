@@ -4,6 +4,7 @@ import gymnasium
 import numpy as np
 import pytest
 
+from cqm.worlds.features import Squares
 from cqm.worlds.gym import GymWorld
 from cqm.worlds.identity import stored_identity
 from cqm.worlds.loading import load_world, reload_world
@@ -25,6 +26,31 @@ def test_worlds_load_with_a_nuisance():
     assert len(world.feature_names) == len(world.observation_names) == 70
     louder = Nuisance(dimension=2, amplitude=60.0)
     assert load_world("reacher-easy", nuisance=louder, seed=7).nuisance == louder
+
+
+LEFT_RIGHT = ("left", "none", "right")
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "names"),
+    [
+        ("cartpole-swingup", {}, LEFT_RIGHT),
+        ("cartpole-swingup", {"nuisance": 2}, LEFT_RIGHT),
+        ("cartpole-swingup", {"features": Squares()}, LEFT_RIGHT),
+        ("cartpole-swingup", {"features": Squares(), "nuisance": 2}, LEFT_RIGHT),
+        ("pendulum-swingup", {}, LEFT_RIGHT),
+        ("CartPole-v1", {}, ("left", "right")),
+    ],
+)
+def test_every_kind_of_world_has_names_for_its_actions(name, options, names):
+    world, unnamed = load_world(name, action_names=names, **options), load_world(name, **options)
+    assert world.action_names == world.native.action_names == names
+    assert unnamed.action_names == tuple(map(str, range(len(names))))
+    # Names do not change outcomes, so worlds that differ in them continue each other's data.
+    assert stored_identity(world) == stored_identity(unnamed)
+    assert reload_world(stored_identity(world)).action_names == unnamed.action_names
+    with pytest.raises(ValueError, match=f"allowed: {len(names)} different names"):
+        load_world(name, action_names=[*names, "more"], **options)
 
 
 def test_the_seed_changes_the_mixing_and_never_the_actions():

@@ -97,6 +97,8 @@ def test_positions_and_velocities_are_named_after_their_joints():
 
 def test_the_models_name_and_the_files_name_are_the_default_names(tmp_path):
     assert MujocoWorld(make_model()).name == "ball and arm"
+    names = ("left", "none", "right")
+    assert MujocoWorld(make_model(), action_names=names).action_names == names
     assert MujocoWorld(make_model(), name="mine").name == "mine"
     (tmp_path / "thrower.xml").write_text(XML)
     assert MujocoWorld(tmp_path / "thrower.xml").name == "thrower"
