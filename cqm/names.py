@@ -13,7 +13,7 @@ Action: TypeAlias = str | ArrayLike  # a name, an index, or an array of either
 
 
 def numbered(num: int) -> tuple[str, ...]:
-    """The names of candidate actions that were given none: their numbers.
+    """Default names of candidate actions: their indices.
 
     >>> numbered(3)
     ('0', '1', '2')
@@ -22,9 +22,9 @@ def numbered(num: int) -> tuple[str, ...]:
 
 
 def checked_action_names(given: Sequence[str] | None, num: int) -> tuple[str, ...]:
-    """The names of `num` candidate actions, by default their numbers; raises if invalid.
+    """The names of `num` candidate actions, by default their indices; raises if invalid.
 
-    A name must not be the number of another action, so that text is never ambiguous.
+    A name must not be the index of another action, so that text is never ambiguous.
 
     >>> checked_action_names(["idle", "charge"], 2)
     ('idle', 'charge')
@@ -51,7 +51,7 @@ def checked_action_names(given: Sequence[str] | None, num: int) -> tuple[str, ..
 def action_indices(actions: Action, names: Sequence[str]) -> np.ndarray:
     """Indices of actions given by name, by index, or as an array of either.
 
-    Only names are looked up; whoever uses the indices checks their range.
+    Only names are looked up; the caller checks the range of indices.
 
     >>> action_indices("charge", ("idle", "charge")).tolist()
     1
@@ -74,7 +74,7 @@ def action_indices(actions: Action, names: Sequence[str]) -> np.ndarray:
 
 
 def unknown(what: str, name: str, available: Sequence[str]) -> ValueError:
-    """The error for a name that does not exist, with similar names and all that are available.
+    """The error for an unknown name; it lists similar names and all available ones.
 
     >>> print(unknown("action", "charg", ["idle", "charge"]))
     unknown action 'charg'; did you mean ['charge']? available: ['idle', 'charge']
@@ -85,7 +85,7 @@ def unknown(what: str, name: str, available: Sequence[str]) -> ValueError:
 
 
 def shortened(names: Sequence[str]) -> str:
-    """Names in one line; the middle of a long list is left out.
+    """Names on one line; the middle of a long list is left out.
 
     >>> shortened([f"x{i}" for i in range(9)])
     'x0, x1, x2, x3, x4, … x8'

@@ -1,4 +1,4 @@
-"""The observations that users ask a model about, in memory or in a file.
+"""The observations that a model is queried with, in memory or in a file.
 
 Files may be safetensors, NumPy arrays or comma-separated values, but not pickles.
 """

@@ -176,7 +176,7 @@ class Results:
         return sorted({row["seed"] for row in self.scores})
 
     def values(self, domain: str, method: str, measure: str) -> dict[int, float]:
-        """A method's score by seed; NaN where it is undefined."""
+        """A method's score by seed; NaN if it is undefined."""
         rows = self._by_job.get((domain, method), {})
         return {seed: row[measure] for seed, row in sorted(rows.items())}
 
@@ -229,7 +229,7 @@ def load(directory: str | Path) -> Results:
     if scored and not (directory / "run.json").is_file():
         raise FileNotFoundError(
             f"{directory} holds no run: run.json is missing; "
-            "give the directory that `cqm reproduce --out` wrote"
+            "pass the directory that `cqm reproduce --out` wrote"
         )
     tables = {
         name.removesuffix(".csv"): read_csv(directory / name, columns, FORMER_NAMES.get(name))

@@ -59,7 +59,7 @@ class Study(abc.ABC):
 
     @abc.abstractmethod
     def do(self, directory: Path, job: JobKey) -> dict[str, Any]:
-        """Do one job in a process of its own; returns its record."""
+        """Run one job in its own process; returns its record."""
 
     @abc.abstractmethod
     def write_tables(self, directory: Path) -> None:

@@ -197,8 +197,8 @@ def profile(
 ) -> Table:
     """Several scores of several methods, one row per domain and method.
 
-    Rows are comparable: domains where one of the methods did not run are left out, and so are seeds
-    that not all of them have.
+    Rows are comparable: domains in which one of the methods did not run are left out, and so are
+    seeds that some of them lack.
     """
     seeds = {
         domain: [

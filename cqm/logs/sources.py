@@ -235,7 +235,7 @@ def _candidates(space: Any, given: ArrayLike | None) -> tuple[np.ndarray, list[A
         raise ValueError(f"unsupported action space {space}; allowed: Discrete, Box")
     if given is None:
         raise ValueError(
-            f"the actions of {space} are continuous; give candidate_actions [actions, controls], "
+            f"the actions of {space} are continuous; pass candidate_actions [actions, controls], "
             "the actions to compare"
         )
     candidates = np.asarray(given, float)
@@ -257,7 +257,7 @@ def _nearest(actions: np.ndarray, candidates: np.ndarray, tolerance: float) -> n
         raise ValueError(
             f"{far.sum()} of the {len(far)} logged actions of an episode are further than "
             f"{tolerance:g} from all {len(candidates)} candidate actions, the first, "
-            f"{flat[far][0].tolist()}, by {nearest[far][0]:.3g}; give other candidate_actions or a "
+            f"{flat[far][0].tolist()}, by {nearest[far][0]:.3g}; pass other candidate_actions or a "
             "larger tolerance"
         )
     return distances.argmin(axis=1)

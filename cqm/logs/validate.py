@@ -126,7 +126,7 @@ def candidate_rows(
     if num_actions is not None and num_actions != len(candidates):
         raise ValueError(
             f"num_actions is {num_actions}, but there are {len(candidates)} candidate actions; "
-            "give only one of them"
+            "pass only one of the two"
         )
     return candidates
 

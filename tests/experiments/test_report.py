@@ -119,7 +119,7 @@ def test_logs_alone_give_a_report(run, tmp_path):
 
 
 def test_a_directory_without_a_run_is_explained(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"run\.json is missing; give the directory"):
+    with pytest.raises(FileNotFoundError, match=r"run\.json is missing; pass the directory"):
         report.write(tmp_path)
     assert list(tmp_path.iterdir()) == []
 

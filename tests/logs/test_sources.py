@@ -175,7 +175,7 @@ class Arm(gymnasium.Env):
 
 
 def test_continuous_actions_need_candidates():
-    with pytest.raises(ValueError, match="continuous; give candidate_actions"):
+    with pytest.raises(ValueError, match="continuous; pass candidate_actions"):
         Logs.from_gymnasium(Arm(), trajectories=4, horizon=2)
     with pytest.raises(ValueError, match=r"candidate_actions must be \[actions, 2\]; got \[1, 1\]"):
         Logs.from_gymnasium(Arm(), trajectories=4, horizon=2, candidate_actions=[[1.0]])

@@ -1,6 +1,6 @@
 """What a method of the benchmark is: its record in the registry, its task and its predictions.
 
-Nothing heavy is imported here, so that tables and figures can read titles and colours at once.
+Nothing heavy is imported here, so that tables and figures can read titles and colours quickly.
 """
 
 from __future__ import annotations
