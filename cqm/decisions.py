@@ -137,7 +137,7 @@ class Calibration:
 
     @classmethod
     def from_draws(cls, predicted: np.ndarray, draws: np.ndarray) -> Calibration:
-        """From predicted effects `[n, actions, d]` and draws `[n, draws, actions, d]`.
+        """Calibrate with predicted effects `[n, actions, d]` and draws `[n, draws, actions, d]`.
 
         Two draws per state are enough here; `calibrate`, which is for guarantees, needs 16.
         """
@@ -192,7 +192,7 @@ class Calibration:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> Calibration | None:
-        """From the arrays of a saved model; None if it was not calibrated."""
+        """The calibration in the arrays of a saved model; None if it was not calibrated."""
         if "calibration.residuals" not in arrays:
             return None
         residuals, draws, noise, size = (
@@ -222,7 +222,7 @@ class Verdict:
     combined_bound: float  # 2Wδ + 2·m_H·ε_r
     paper_bound: float  # 2Wδ + 4·m_H·ε_r
     separable: np.ndarray  # [n], whether the chosen action is certified to be the best
-    confidence: float  # probability with which the bounds hold
+    confidence: float  # probability that the bounds hold
     calibration_states: int
     action_names: tuple[str, ...]
     query: str  # the reward, in words
@@ -246,7 +246,7 @@ class Verdict:
         """In how many states the best action is certain, in one sentence."""
         certain, num = int(self.separable.sum()), len(self.separable)
         regret = self.regret_bound.max(initial=0)
-        doubt = "" if certain == num else f"; elsewhere its regret is at most {regret:.3g}"
+        doubt = "" if certain == num else f"; in the others, its regret is at most {regret:.3g}"
         return f"The best action is certain in {certain} of {num} states{doubt}."
 
     def rows(self, most: int | None = None) -> list[dict[str, object]]:
@@ -320,10 +320,10 @@ def certify(
         effects: Predicted effects, `[n, actions, features]`, or `[actions, features]` of one state.
         query: The reward.
         calibration: The model's errors on held-out states.
-        discount: Discount of the outcomes.
+        discount: Discount factor of the outcomes.
         horizon: Horizon of the outcomes.
-        confidence: Probability with which all contrasts of a state are within the radius.
-        action_names: Names of the actions; their numbers by default.
+        confidence: Probability that all contrasts of a state are within the radius.
+        action_names: Names of the actions; their indices by default.
         continuation: What follows the first action, in words.
     """
     effects = effects.reshape(-1, *effects.shape[-2:])

@@ -97,7 +97,7 @@ class Continuation:
 
 @dataclass(frozen=True)
 class Recipe:
-    """How to collect a set of branches; recipe and world determine every stored byte."""
+    """How to collect a set of branches; the recipe and the world determine every stored byte."""
 
     states: int = 20_000
     """Number of states to branch; families that diverge are dropped and counted."""

@@ -74,7 +74,7 @@ class Collect:
 
 @dataclass(frozen=True)
 class Audit:
-    """Check that stored branches differ only in their first action, and replay bit for bit.
+    """Check that stored branches differ only in their first action and replay bit for bit.
 
     Example: cqm audit reacher
     """

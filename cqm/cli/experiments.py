@@ -55,7 +55,7 @@ class Reproduce:
 
 @dataclass(frozen=True)
 class Report:
-    """Write the tables, figures and report page of a run, finished or not.
+    """Write the tables, figures and report page of a run, even an unfinished one.
 
     Example: cqm report runs/quick
     """
