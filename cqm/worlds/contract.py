@@ -67,7 +67,7 @@ class World(abc.ABC):
 
     @functools.cached_property
     def action_names(self) -> tuple[str, ...]:
-        """Names of the candidate actions; their numbers unless a world sets this attribute.
+        """Names of the candidate actions; their indices unless a world sets this attribute.
 
         Names do not determine outcomes, so they are not part of the identity.
         """

@@ -59,7 +59,7 @@ class FunctionWorld(World):
             depend on.
         initial: `(num, rng) -> state`, a sampler of initial states.
         candidate_actions: `[actions, controls]`.
-        action_names: One name per candidate action; by default their numbers.
+        action_names: One name per candidate action; by default their indices.
         features: `(state, action, exogenous, next state) -> [n, features]`; by default the next
             state, flattened.
         observe: `state -> [n, observations]`; by default the state, flattened.

@@ -44,7 +44,7 @@ class GymWorld(World):
         env: A registered id, or a function that returns a new environment.
         candidate_actions: `[actions, controls]`; by default all actions of a Discrete space, or
             `prototype_actions` for a Box.
-        action_names: One name per candidate action; by default their numbers.
+        action_names: One name per candidate action; by default their indices.
         cloning: Name of the cloning method to use; by default the first that proves exact.
         name: The world's name; by default the id, or the function's qualified name.
         seed: Random seed for the prototype actions.

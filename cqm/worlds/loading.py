@@ -31,7 +31,7 @@ def load_world(
         nuisance: Dimension of the paper's nuisance to mix in, 0 for none, or a `Nuisance`.
         seed: Random seed for the mixing. The candidate actions do not depend on it.
         candidate_actions: `[actions, controls]`; the world's own by default.
-        action_names: One name per candidate action; by default their numbers.
+        action_names: One name per candidate action; by default their indices.
         features: One or more maps from `cqm.worlds.features` that add features, such as
             `Squares()`.
 

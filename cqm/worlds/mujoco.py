@@ -54,7 +54,7 @@ class MujocoWorld(World):
         observation_names: One name per coordinate; required with `observation`.
         candidate_actions: `[actions, controls]`; by default `prototype_actions` for the
             actuators' control range.
-        action_names: One name per candidate action; by default their numbers.
+        action_names: One name per candidate action; by default their indices.
         seed: Random seed for the default candidate actions.
 
     >>> xml = '''<mujoco><worldbody><body><joint name="hinge"/><geom size="1"/></body></worldbody>

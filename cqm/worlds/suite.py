@@ -70,7 +70,7 @@ def load_task(
     Args:
         name: One of `task_names()`.
         candidate_actions: `[actions, controls]`; the paper's for this domain by default.
-        action_names: One name per candidate action; by default their numbers.
+        action_names: One name per candidate action; by default their indices.
         seed: Random seed for the default candidate actions; the paper uses 0.
         native: Whether to use native rollouts if the task has them.
     """
