@@ -289,7 +289,7 @@ def test_tasks_that_do_not_fit_are_refused(linear):
     with pytest.raises(ValueError, match=r"rewards must be \[rewards, 2 features\]"):
         Task(linear, np.ones((32, 3)), TINY)
     pairs = collected(linear_world(), 20, 1, arms=2)
-    with pytest.raises(ValueError, match="need families of all 3 arms; these have 2"):
+    with pytest.raises(ValueError, match="need families with all 3 arms; these have 2"):
         task(pairs)
     with pytest.raises(ValueError, match="needs training settings with a seed"):
         task(linear, Training())
