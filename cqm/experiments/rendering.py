@@ -13,8 +13,8 @@ from cqm.experiments.results import Row, write_csv
 from cqm.storage import write_pieces
 
 MARKS = {"": "", "agrees": "≈", "better": "▲", "worse": "▼"}
-Section = Literal["paper", "beyond", "logs"]
-"""Where a table belongs: the paper's results, what goes beyond them, or the study of logs."""
+Section = Literal["verdict", "paper", "beyond", "logs"]
+"""Where a table or figure belongs: the verdict, the paper's results, beyond them, or logs."""
 _LATEX = {
     **{character: f"\\{character}" for character in "&%$#_{}"},
     "\\": r"\textbackslash{}",

@@ -13,7 +13,9 @@ import pytest
 from support.synthetic_run import write_run
 
 from cqm.experiments import figures, report, tables
-from cqm.experiments.report.page import render
+from cqm.experiments.rendering import Cell
+from cqm.experiments.report.overview import overview
+from cqm.experiments.report.page import render, three_figures
 from cqm.experiments.results import COLUMNS, load
 
 BROWSER = (
@@ -47,7 +49,17 @@ def page(run, printed):
 def rendered(directory):
     """The page alone, without files."""
     results = load(directory)
-    return render(results, tables.make_tables(results), figures.make_figures(results))
+    return render(results, tables.make_tables(results), pictures_of(results))
+
+
+def pictures_of(results):
+    opening = overview(results)
+    return [*([opening] if opening else []), *figures.make_figures(results)]
+
+
+def first_screen(page):
+    """The page before its first table or section of tables."""
+    return page[page.index('<div class="first">') : page.index('id="findings"')]
 
 
 def test_everything_is_loaded_and_built_once(tmp_path, monkeypatch):
@@ -69,7 +81,8 @@ def test_a_report_is_tables_figures_and_a_page(run, page):
     results = load(run)
     names = {f"{t.name}.{kind}" for t in tables.make_tables(results) for kind in FORMATS}
     assert {path.name for path in (run / "tables").iterdir()} == names
-    pictures = figures.make_figures(results)
+    pictures = pictures_of(results)
+    assert pictures[0].name == "overview"
     assert {path.name: path.read_text() for path in (run / "figures").iterdir()} == {
         f"{picture.name}.svg": picture.document for picture in pictures
     }
@@ -115,7 +128,9 @@ def test_logs_alone_give_a_report(run, tmp_path):
     assert text.startswith("excess error by number of rollouts\n")
     assert 'id="table-ordinary"' in page
     assert 'id="table-accuracy"' not in page
-    assert "seeds" not in page.partition("From logs")[0]
+    assert '<figure id="overview">' in page
+    assert "seed" not in first_screen(page)
+    assert "Effects learned from ordinary trajectories and from branches on Reacher" in page
 
 
 def test_a_directory_without_a_run_is_explained(tmp_path):
@@ -135,7 +150,7 @@ class Elements(HTMLParser):
     def handle_starttag(self, tag, attrs):
         self.tags.append(tag)
         self.attributes += attrs
-        if tag not in ("meta", "br"):
+        if tag not in ("meta", "br", "input"):
             self.open.append(tag)
 
     def handle_startendtag(self, tag, attrs):
@@ -171,6 +186,134 @@ def test_the_same_results_give_the_same_page(run, page):
     assert rendered(run) == page
 
 
+def test_the_first_screen_is_a_picture_and_words_before_any_table(page):
+    order = ["<h1>", "<h2>Verdict", '<figure id="overview">', "What was run.", "Who wins."]
+    order += ["How close to the best achievable.", "Against the paper.", "From logs."]
+    order += ['href="#findings"', 'href="#table-disagreements"', 'id="findings"', "<table"]
+    places = [page.index(part) for part in order]
+    assert places == sorted(places)
+    words = " ".join(Elements(first_screen(page)[: -len("<h3 ")]).texts)
+    assert len(words.split()) < 300
+
+
+def test_the_picture_has_the_contenders_the_ceiling_and_chance(run):
+    svg = overview(load(run)).svg
+    texts = re.findall(r"<text[^>]*>([^<]*)</text>", svg)
+    assert texts.count("Default model") == texts.count("CQM-B") == 2
+    assert {"Reacher", "Walker", "our default model", "the paper's model", "best rival"} < set(
+        texts
+    )
+    assert {"ceiling", "chance"} < set(texts)
+    results = load(run)
+    for domain in DOMAINS:
+        assert f"ceiling {results.ceiling(domain, 'accuracy_ceiling')[0]:.3f}" in texts
+        best = max(
+            math.fsum(results.values(domain, method, "accuracy").values()) / 2
+            for method in results.methods
+            if method.partition("+")[0] not in ("cqm", "default", "oracle", "zero", "random")
+        )
+        assert f"{best:.3f}" in texts
+    assert all(float(x) < 310 for x in re.findall(r'<text[^>]* x="([\d.]+)"', svg))
+
+
+PARTS = {
+    "smoke": {"methods": ("cqm", "direct", "random"), "beyond": ()},
+    "default alone": {"methods": (), "beyond": ("default",)},
+    "a rival alone": {"methods": ("sf",), "beyond": ()},
+    "an unknown method": {"methods": ("random",), "beyond": ("mine",)},
+    "a variant": {"methods": (), "beyond": ("cqm+effect",)},
+    "a domain of one's own": {"methods": ("cqm",), "beyond": (), "domains": ("my/world $x$",)},
+}
+
+
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("complete", [True, False])
+def test_parts_of_a_run_have_a_first_screen(tmp_path, part, complete):
+    settings = {"domains": ("reacher-easy",), "seeds": (7,), **PARTS[part]}
+    write_run(tmp_path, **settings)
+    if not complete:
+        for name in COLUMNS:
+            if name != "scores.csv":
+                (tmp_path / name).unlink()
+    page = rendered(tmp_path)
+    assert Elements(page).open == []
+    screen = page[page.index('<div class="first">') : page.index('id="run"')]
+    assert screen.index('<figure id="overview">') < screen.index("What was run.")
+    methods = sum(method != "random" for method in (*settings["methods"], *settings["beyond"]))
+    assert f"{methods} learned method{'s' if methods > 1 else ''} on " in screen
+    assert ("ceiling 0.9" in overview(load(tmp_path)).svg) == complete
+    assert "nan" not in re.sub(r"<[^>]*>", "", screen)
+    if not set(settings["methods"]) - {"random"}:
+        assert "None of the paper&#x27;s methods has finished." in screen
+
+
+def test_a_run_of_limits_alone_has_words_and_no_picture(tmp_path):
+    write_run(tmp_path, domains=("reacher-easy",), seeds=(7,), methods=("zero",), beyond=())
+    page = rendered(tmp_path)
+    assert '<figure id="overview">' not in page
+    assert "0 learned methods on Reacher" in page
+
+
+def test_the_first_screen_says_what_is_missing(tmp_path):
+    write_run(tmp_path, domains=("reacher-easy",), seeds=(7,), methods=("cqm",), failed=[FAILED])
+    page = rendered(tmp_path)
+    left = sum(num for num in map(int, re.findall(r"\((\d+) jobs?\)", page)))
+    assert left > 50
+    assert f"Not finished: {left} jobs of this preset left. 1 job failed" in page
+
+
+@pytest.mark.parametrize(
+    ("text", "short"),
+    [
+        ("0.9553 ± 0.0290", "0.955 ± 0.029"),
+        ("0.9998 ± 0.0003", "1.00 ± 0.0003"),
+        ("−0.0126 ± 0.0255", "−0.0126 ± 0.0255"),
+        ("+1.0207 ± 0.0137", "+1.02 ± 0.01"),
+        ("0.0037 ± 0.0003", "0.0037 ± 0.0003"),
+        ("0.00000045 ± 0.00000001", "4.5e-7 ± 0.1e-7"),
+        ("32.2254", "32.2"),
+        ("194.1", "194"),
+        ("1234", "1234"),
+        ("+0.0000", "0"),
+        ("± 0.0041", "± 0.0041"),
+        ("0.92–0.93", "0.92–0.93"),
+        ("1.05e-09", "1.05e-09"),
+        ("undefined", "undefined"),
+        ("nuisance 64, by state", "nuisance 64, by state"),
+    ],
+)
+def test_the_page_shows_three_figures(text, short):
+    assert three_figures(Cell(text)) == short
+
+
+def test_means_are_rounded_once():
+    assert three_figures(Cell("0.8475 ± 0.0100", 0.84746)) == "0.847 ± 0.010"
+    assert three_figures(Cell("−0.8475", -0.84746)) == "−0.847"
+
+
+def test_tables_on_the_page_have_fewer_digits_than_the_files(run, page):
+    cells = re.findall(r"<td[^>]*>(.*?)</td>", page)
+    numbers = re.findall(r"\d+\.\d+", " ".join(re.sub(r"<[^>]*>", "", cell) for cell in cells))
+    digits = [len(number.replace(".", "").lstrip("0")) for number in numbers]
+    assert len(numbers) > 200
+    assert max(digits) == 3
+    for kind in ("md", "tex"):
+        assert re.search(r"\d\.\d{4}", (run / "tables" / f"accuracy.{kind}").read_text())
+    assert re.search(r"\d\.\d{9}", (run / "tables" / "accuracy.csv").read_text())
+
+
+def test_every_second_row_of_intervals_is_folded(page):
+    boxes = re.findall(r'<input type="checkbox" id="fold-([\w-]+)" class="fold"><label', page)
+    assert boxes == ["accuracy", "regret", "effect-nmse", "absolute-nmse", "correlation"]
+    assert page.count('<tr class="folded">') == page.count(">Student-t</td>") > 5
+    assert "checked" not in re.search(r"<script>.*</script>", page, re.S)[0]
+
+
+def test_without_intervals_nothing_is_folded(tmp_path):
+    write_run(tmp_path, domains=("reacher-easy",), seeds=(7,))
+    assert 'class="fold"' not in rendered(tmp_path)
+
+
 def test_everything_that_matters_is_there(page):
     text = " ".join(" ".join(Elements(page).texts).split())
     for words in (
@@ -198,7 +341,7 @@ def test_what_comes_from_data_is_escaped(tmp_path):
 
 
 def test_failed_jobs_are_listed(page):
-    assert "One job failed" in page
+    assert "1 job failed, as listed at the end." in page
     assert "ValueError: &lt;script&gt;alert(1)&lt;/script&gt; &amp; &quot;more&quot;" in page
 
 
@@ -231,8 +374,8 @@ def test_scores_alone_give_a_page(tmp_path):
         if name != "scores.csv":
             (tmp_path / name).unlink()
     page = rendered(tmp_path)
-    assert page.count("<figure") == 1
-    assert "0.3134 <span>± 0.0101</span>" in page
+    assert page.count("<figure") == 2
+    assert "0.313 <span>± 0.010</span>" in page
 
 
 # In a browser
@@ -259,6 +402,15 @@ addEventListener("load", () => {
     const box = svg.getBoundingClientRect();
     return [box.width, box.height, svg.querySelectorAll("path, use, text").length];
   });
+  const box = (selector) => document.querySelector(selector).getBoundingClientRect();
+  const [picture, words, first] = [".first figure", ".first > div", "table"].map(box);
+  found.screen = { picture, words, table: first };
+  const fold = document.querySelector(".fold");
+  const hidden = () => [...document.querySelectorAll(".folded")]
+    .filter((row) => getComputedStyle(row).display === "none").length;
+  found.folded = [hidden()];
+  fold.checked = true;  // without an event, so no script can help
+  found.folded.push(hidden());
   const page = document.documentElement;
   found.width = [innerWidth, page.scrollWidth, document.body.scrollWidth];
   const right = (box) => box.getBoundingClientRect().right;
@@ -334,7 +486,7 @@ def test_headers_sort_tables(phone, run):
 @pytest.mark.parametrize("where", ["phone", "laptop"])
 def test_figures_are_seen(request, where):
     figures = request.getfixturevalue(where)["figures"]
-    assert len(figures) == 12
+    assert len(figures) == 13
     for width, height, shapes in figures:
         assert width > 300
         assert height > 100
@@ -346,6 +498,20 @@ def test_the_page_does_not_scroll_sideways(request, where, width):
     found = request.getfixturevalue(where)
     assert found["width"] == [width] * 3
     assert found["outside"] == 0
+
+
+def test_the_picture_is_beside_the_words_on_a_laptop_and_above_them_on_a_phone(phone, laptop):
+    wide, narrow = laptop["screen"], phone["screen"]
+    assert wide["picture"]["right"] < wide["words"]["left"]
+    assert wide["picture"]["top"] == wide["words"]["top"]
+    assert max(wide["picture"]["bottom"], wide["words"]["bottom"]) < 900  # one screen
+    assert narrow["picture"]["bottom"] < min(narrow["words"]["top"], 700)
+    assert narrow["words"]["bottom"] < narrow["table"]["top"]
+
+
+def test_intervals_unfold_without_a_script(phone):
+    before, after = phone["folded"]
+    assert (before, before - after) == (10, 2)
 
 
 def test_wide_tables_scroll_in_their_own_box_on_a_phone(phone):

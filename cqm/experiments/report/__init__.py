@@ -6,6 +6,7 @@ from pathlib import Path
 
 from cqm.experiments.figures import make_figures
 from cqm.experiments.rendering import write_tables
+from cqm.experiments.report.overview import overview
 from cqm.experiments.report.page import render
 from cqm.experiments.report.summary import summary
 from cqm.experiments.results import load
@@ -23,7 +24,8 @@ def write(directory: str | Path) -> str:
     """
     directory = Path(directory)
     results = load(directory)
-    tables, pictures = make_tables(results), make_figures(results)
+    tables = make_tables(results)
+    pictures = [picture for picture in (overview(results), *make_figures(results)) if picture]
     write_tables(tables, directory)
     for picture in pictures:
         write_pieces(directory / "figures" / f"{picture.name}.svg", [picture.document.encode()])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from importlib.resources import files
@@ -11,9 +11,8 @@ from itertools import groupby
 from typing import Any
 
 from cqm.experiments.drawing import Picture
-from cqm.experiments.protocol import PRESETS, preset
 from cqm.experiments.rendering import MARKS, Cell, CellRow, Section, Table
-from cqm.experiments.report.verdict import Card, cards, verdict
+from cqm.experiments.report.verdict import findings, headline, missing
 from cqm.experiments.results import Results
 from cqm.experiments.scores import domain_title, title_of
 
@@ -23,6 +22,14 @@ _MEANING = {
     "better": "better than the paper",
     "worse": "worse than the paper",
 }
+
+_DETAILS = {
+    "findings": "more findings",
+    "table-accuracy": "all accuracies",
+    "table-disagreements": "every difference from the paper",
+    "table-ordinary": "all errors of effects from logs",
+}
+"""Links from the first screen, by anchor."""
 
 
 def render(results: Results, tables: Sequence[Table], pictures: Sequence[Picture]) -> str:
@@ -37,9 +44,10 @@ def render(results: Results, tables: Sequence[Table], pictures: Sequence[Picture
     what = "effects from logs against branched truth"
     if results.scores:
         preset = str(results.run.get("preset", "unnamed"))
-        what = f"the paper's benchmark, preset {preset}, next to the paper's own results"
+        what = f"the paper's benchmark (preset {preset}) next to its published results"
+    opening = "".join(_figure(picture) for picture in pictures if picture.section == "verdict")
     sections = {
-        "verdict": ("Verdict", _verdict(results)),
+        "verdict": ("Verdict", _verdict(results, tables, opening)),
         "tables": ("Tables", shown("paper")),
         "figures": ("Figures", drawn("paper")),
         "beyond": ("Beyond the paper", drawn("beyond") + shown("beyond")),
@@ -66,7 +74,7 @@ def render(results: Results, tables: Sequence[Table], pictures: Sequence[Picture
 </head>
 <body>
 <header><h1>What actions change</h1>
-<p>Counterfactual Quotient Models: {escape(what)}. {escape(_extent(results))}</p>
+<p>Counterfactual Quotient Models: {escape(what)}.</p>
 <nav aria-label="Contents">{links}</nav></header>
 <main>
 {body}
@@ -82,33 +90,20 @@ def _asset(name: str) -> str:
     return files("cqm.experiments.report").joinpath(name).read_text(encoding="utf-8")
 
 
-def _extent(results: Results) -> str:
-    if not results.scores:
-        return f"{len(results.logs)} scores of effects from logs."
-    jobs = len(results.scores)
-    seeds = ", ".join(map(str, results.seeds))
-    plural = "seed" if len(results.seeds) == 1 else "seeds"
-    domains = ", ".join(map(domain_title, results.domains))
-    return f"{jobs} scores on {domains}; {plural} {seeds}."
-
-
-def _verdict(results: Results) -> str:
-    sentences = "".join(f"<li>{escape(sentence)}</li>" for sentence in verdict(results))
-    return f'<div class="cards">{"".join(map(_card, cards(results)))}</div><ul>{sentences}</ul>'
-
-
-def _card(card: Card) -> str:
-    ceiling = f" ceiling {card.ceiling:.3f}" if math.isfinite(card.ceiling) else ""
-    bar = ""
-    if math.isfinite(card.share):
-        width = min(max(card.share, 0.0), 1.0)
-        bar = f'<div class="bar"><i style="width:{width:.1%}"></i></div>'
-        bar += f"<small>{card.share:.0%} of the way from chance to the ceiling</small>"
-    return (
-        f"<article><h3>{escape(card.title)}</h3><p><b>{card.accuracy:.3f}</b>{ceiling}</p>"
-        f"{bar}<small>most accurate: <span>{escape(card.leader)}</span></small>"
-        f"<small>{escape(card.agreement)}</small></article>"
+def _verdict(results: Results, tables: Sequence[Table], picture: str) -> str:
+    """The first screen, a picture next to plain words, with further findings below it."""
+    words = "".join(
+        f"<p><b>{escape(topic)}.</b> {escape(text)}</p>"
+        for topic, text in headline(results).items()
     )
+    found = "".join(f"<li>{escape(sentence)}</li>" for sentence in findings(results))
+    anchors = {f"table-{table.name}" for table in tables} | ({"findings"} if found else set())
+    links = [f'<a href="#{a}">{text}</a>' for a, text in _DETAILS.items() if a in anchors]
+    if links:
+        words += f"<p>Details: {', '.join(links)}.</p>"
+    if found:
+        found = f'<h3 id="findings">More findings</h3><ul>{found}</ul>'
+    return f'<div class="first">{picture}<div>{words}</div></div>{found}'
 
 
 def _tables(tables: list[Table]) -> Iterator[str]:
@@ -128,9 +123,14 @@ def _table(table: Table) -> str:
     )
     body = "".join(_group(group, table) for group in table.groups)
     notes = "".join(f"<p>{escape(note)}</p>" for note in table.notes)
+    fold = ""
+    if any(map(_is_folded, table.rows)):
+        fold = f'<input type="checkbox" id="fold-{table.name}" class="fold">'
+        fold += f'<label for="fold-{table.name}">Show the Student-t intervals</label>'
     return (
         f'<h3 id="table-{table.name}">{escape(table.title)}</h3><p>{escape(table.caption)}</p>'
-        f'<div class="scroll" role="region" tabindex="0" aria-labelledby="table-{table.name}">'
+        + fold
+        + f'<div class="scroll" role="region" tabindex="0" aria-labelledby="table-{table.name}">'
         f"<table><thead><tr>{head}</tr></thead>{body}</table></div>"
         f'<div class="notes">{notes}</div>'
     )
@@ -148,12 +148,18 @@ def _group(group: tuple[CellRow, ...], table: Table) -> str:
                     cells += f'<th scope="rowgroup" rowspan="{len(group)}">{escape(cell.text)}</th>'
             else:
                 cells += _cell(cell, i, table)
-        rows += f"<tr{' class=more' if number else ''}>{cells}</tr>"
+        kind = "folded" if _is_folded(row) else "more" if number else ""
+        rows += f'<tr class="{kind}">{cells}</tr>' if kind else f"<tr>{cells}</tr>"
     return f"<tbody>{rows}</tbody>"
 
 
+def _is_folded(row: CellRow) -> bool:
+    """Whether a row is a second row of intervals, which is shown only if the reader asks."""
+    return row[1].text == "Student-t"
+
+
 def _cell(cell: Cell, column: int, table: Table) -> str:
-    mean, plus_minus, half = cell.text.partition("±")
+    mean, plus_minus, half = three_figures(cell).partition("±")
     text = f"<b>{escape(mean.strip())}</b>" if cell.bold else escape(mean.strip())
     if plus_minus:
         text += f" <span>±{escape(half)}</span>"
@@ -167,6 +173,32 @@ def _cell(cell: Cell, column: int, table: Table) -> str:
     return f"<td{_align(column, table)}{value}>{text}</td>"
 
 
+def three_figures(cell: Cell) -> str:
+    """The text of a cell with three significant figures at most.
+
+    A mean and its half-width have the same decimals, or the same power of ten if both are tiny.
+
+    >>> three_figures(Cell("0.9553 ± 0.0290")), three_figures(Cell("0.0000041 ± 0.0000006"))
+    ('0.955 ± 0.029', '4.1e-6 ± 0.6e-6')
+    """
+    decimal = r"\d+\.\d+(?![\de])"
+    size = max(map(float, re.findall(decimal, cell.text)), default=1.0)
+    if not size:
+        return "0"
+    power = int(f"{size:.2e}".partition("e")[2])
+    shift = power if power < -4 else 0
+
+    def shorten(match: re.Match[str]) -> str:
+        decimals = len(match[0].partition(".")[2])
+        exact = abs(cell.value)  # not rounded before, unless it is a half-width or a range
+        value = exact if f"{exact:.{decimals}f}" == match[0] else float(match[0])
+        decimals = max(min(2 - power, decimals) + shift, 0)
+        short = f"{value / 10.0**shift:.{decimals}f}" + (f"e{shift}" if shift else "")
+        return match[0] if not float(short) else short  # a small half-width does not vanish
+
+    return re.sub(decimal, shorten, cell.text)
+
+
 def _align(column: int, table: Table) -> str:
     return "" if column < table.num_labels else ' class="figure"'
 
@@ -176,13 +208,18 @@ def _figures(pictures: Iterable[Picture]) -> Iterator[str]:
         shown = list(group)
         reading = " ".join(dict.fromkeys(picture.reading for picture in shown))
         yield f"<h3>{escape(heading)}</h3><p>{escape(reading)}</p><div class='figures'>"
-        for picture in shown:
-            svg = picture.svg.replace(' xmlns="http://www.w3.org/2000/svg"', "", 1)
-            label = escape(f"{heading}, {picture.title}. {picture.caption}")
-            svg = svg.replace("<svg", f'<svg role="img" aria-label="{label}"', 1)
-            yield f'<figure id="{escape(picture.name)}"><figcaption><b>{escape(picture.title)}.</b>'
-            yield f" {escape(picture.caption)}</figcaption>{svg}</figure>"
+        yield from map(_figure, shown)
         yield "</div>"
+
+
+def _figure(picture: Picture) -> str:
+    svg = picture.svg.replace(' xmlns="http://www.w3.org/2000/svg"', "", 1)
+    label = escape(" ".join((f"{picture.heading}, {picture.title}.", picture.caption)))
+    svg = svg.replace("<svg", f'<svg role="img" aria-label="{label}"', 1)
+    return (
+        f'<figure id="{escape(picture.name)}"><figcaption><b>{escape(picture.title)}.</b>'
+        f" {escape(picture.caption)}</figcaption>{svg}</figure>"
+    )
 
 
 def _run(results: Results) -> Iterator[str]:
@@ -191,8 +228,9 @@ def _run(results: Results) -> Iterator[str]:
     yield f"<h3>How to rerun it</h3><pre><code>{escape(chr(10).join(commands))}</code></pre>"
     yield "<p>Rerun a command to resume it. <code>cqm report DIRECTORY</code> rebuilds this page "
     yield "from the saved results, without training.</p>"
-    if missing := _missing(results):
-        yield f"<p>Not finished yet in this preset: {escape(missing)}.</p>"
+    if left := missing(results):
+        jobs = (f"{name} ({num} {'job' if num == 1 else 'jobs'})" for name, num in left.items())
+        yield f"<p>Not finished yet in this preset: {escape(', '.join(jobs))}.</p>"
     if results.failed:
         yield "<h3>Failed jobs</h3><div class='scroll' tabindex='0' role='region' "
         yield "aria-label='Failed jobs'><table><thead><tr><th>Domain</th><th>Seed</th>"
@@ -222,22 +260,6 @@ def _run(results: Results) -> Iterator[str]:
         if values:
             rows = "".join(f"<dt>{escape(a)}</dt><dd>{escape(b)}</dd>" for a, b in values)
             yield f"<h3>{title}</h3><dl>{rows}</dl>"
-
-
-def _missing(results: Results) -> str:
-    """Methods of the preset that lack scores, with the number of jobs left."""
-    if not results.scores or results.run.get("preset") not in PRESETS:
-        return ""
-    done = {(row["domain"], row["seed"], row["method"]) for row in results.scores}
-    jobs = preset(results.run["preset"]).jobs()
-    left = Counter(
-        title_of(job.method)
-        for job in jobs
-        if job.method != "ceilings" and (job.domain, job.seed, job.method) not in done
-    )
-    return ", ".join(
-        f"{name} ({num} {'job' if num == 1 else 'jobs'})" for name, num in left.items()
-    )
 
 
 def _times(times: dict[str, Any]) -> Iterator[str]:

@@ -10,7 +10,7 @@ from cqm.experiments import published as paper
 from cqm.experiments.figures import DIAGNOSED, diagnosis
 from cqm.experiments.intervals import Estimate
 from cqm.experiments.protocol import PRESETS, preset
-from cqm.experiments.report.overview import accuracies
+from cqm.experiments.report.overview import accuracies, logged
 from cqm.experiments.results import Results
 from cqm.experiments.scores import (
     MEASURES,
@@ -18,7 +18,6 @@ from cqm.experiments.scores import (
     against_paper,
     difference,
     domain_title,
-    lower,
     score,
     title_of,
     titles_of,
@@ -32,20 +31,15 @@ def headline(results: Results) -> dict[str, str]:
         "What was run": scope(results),
         "Who wins": winners(results),
         "How close to the best achievable": reached(results),
-        "Against the paper": against(results),
-        "From logs": "" if results.scores else logs_views.verdict(results),
+        "Against the paper": agreement(results),
+        "From logs": _from_logs(results),
     }
     return {topic: text for topic, text in topics.items() if text}
 
 
 def findings(results: Results) -> list[str]:
     """What else a run shows, in sentences; those without data are left out."""
-    sentences = [
-        agreement(results),
-        _walker(results),
-        _conditioned(results),
-        logs_views.verdict(results) if results.scores else "",
-    ]
+    sentences = (_walker(results), _conditioned(results), logs_views.verdict(results))
     return [sentence for sentence in sentences if sentence]
 
 
@@ -56,8 +50,8 @@ def scope(results: Results) -> str:
     if results.scores:
         num = len({method for domain in results.domains for method in accuracies(results, domain)})
         seeds = len(results.seeds)
-        text = f"{_count(num, 'learned method')} on {where}, "
-        text += f"{'one seed' if seeds == 1 else f'up to {seeds} seeds'} each."
+        text = f"The paper's benchmark: {_count(num, 'learned method')} on {where}, "
+        text += "one seed." if seeds == 1 else f"up to {seeds} seeds each."
         if less := smaller(results):
             text += f" Smaller than the paper's experiment ({_list(less)}), so expect differences."
         if left := missing(results).total():
@@ -70,7 +64,7 @@ def scope(results: Results) -> str:
 
 
 def smaller(results: Results) -> list[str]:
-    """In what the run is smaller than the paper's experiment."""
+    """The ways in which the run is smaller than the paper's experiment."""
     protocol = results.run.get("protocol", {})
     has = {**protocol.get("training", {}), **protocol}
     names = {"states": "training states", "test_states": "test states", "updates": "updates"}
@@ -99,44 +93,45 @@ def missing(results: Results) -> Counter[str]:
 def winners(results: Results) -> str:
     """Who is most accurate in which domain, and whether by more than chance."""
     found = {domain: accuracies(results, domain) for domain in results.domains}
-    found = {domain: scores for domain, scores in found.items() if scores}
-    if not found:
+    own = {
+        d: {m: s for m, s in scores.items() if m in paper.METHODS} for d, scores in found.items()
+    }
+    found, own = ({d: scores for d, scores in each.items() if scores} for each in (found, own))
+    if not results.scores:
         return ""
+    if not own:
+        text = "None of the paper's methods has finished."
+        return f"Most accurate: {_leaders(found)}. {text}" if found else text
+    names = _published_winners(own)
+    text = f"Most accurate of the paper's methods: {_leaders(own)}"
+    text += f" (in the paper: {_list(names)})." if names else "."
+    if own != found:
+        text = f"Most accurate: {_leaders(found)}. {text}"
     clear = []
     for domain, (first, *others) in found.items():
         lead = difference(results, domain, "accuracy", first, others[0]) if others else None
         if lead and lead.mean > lead.half_width("student"):
             clear.append(domain_title(domain))
-    text = f"The most accurate method is {_leaders(found)}."
     if len(results.seeds) < 2:
-        text += " With one seed, a lead may be chance."
-    elif clear:
-        text += f" The lead over the runner-up exceeds its Student-t interval on {_list(clear)}."
-    else:
-        text += " No lead over the runner-up exceeds its Student-t interval."
-    own = {
-        d: {m: s for m, s in scores.items() if m in paper.METHODS} for d, scores in found.items()
-    }
-    own = {domain: scores for domain, scores in own.items() if scores}
-    if not own:
-        return f"{text} None of the paper's methods has finished."
-    if own != found:
-        text += f" Of the paper's methods it is {_leaders(own)}."
-    names = _published_winners(own)
-    return f"{text} In the paper it is {_list(names)}." if names else text
+        return f"{text} With one seed, a lead may be chance."
+    if not clear:
+        return f"{text} No lead over the runner-up is statistically clear (95%, Student-t)."
+    where = _list(clear)
+    return f"{text} The lead over the runner-up is statistically clear (95%, Student-t) on {where}."
 
 
 def _leaders(found: Mapping[str, Mapping[str, Estimate]]) -> str:
-    """The most accurate methods and their domains; long lists of equals are cut short."""
+    """The most accurate methods and their domains; long lists of ties are cut short."""
     won: dict[str, list[str]] = {}
     for domain, scores in found.items():
         best = max(ours.mean for ours in scores.values())
         equals = [method for method, ours in scores.items() if ours.mean == best]
-        titles = [title_of(m) for m in sorted(equals, key=lambda m: m not in ("default", "cqm"))]
+        titles = [_name(method) for method in sorted(equals, key=lambda m: m != "default")]
         if len(titles) > 3:
             titles[2:] = [f"{len(titles) - 2} others"]
         won.setdefault(_list(titles), []).append(domain_title(domain))
-    return _list([f"{names} on {_list(where)}" for names, where in won.items()], "; ", "; ")
+    most_first = sorted(won.items(), key=lambda item: -len(item[1]))
+    return "; ".join(f"{names} on {_list(where)}" for names, where in most_first)
 
 
 def _published_winners(domains: Iterable[str]) -> list[str]:
@@ -150,8 +145,7 @@ def _published_winners(domains: Iterable[str]) -> list[str]:
 
 
 def reached(results: Results) -> str:
-    """How far our default model and the paper's model, or else the best one, come."""
-    parts = []
+    """How far our default model, or else the paper's model or the best one, gets."""
     for method in ("default", "cqm", ""):
         shares = []
         for domain in results.domains:
@@ -159,61 +153,59 @@ def reached(results: Results) -> str:
             share = score(results, domain, name, "ceiling_share")
             if share and math.isfinite(share.mean):
                 shares.append(f"{_percent(share.mean)} on {domain_title(domain)}")
-        if shares and (method or not parts):
-            parts.append(f"{title_of(method) or 'the best method'} reaches {_list(shares)}")
-    if not parts:
-        return ""
-    return f"From chance (0%) to the ceiling (100%), {_list(parts, '; ', '; ')}."
+        if shares:
+            text = "Outcomes are noisy, so even a perfect model only reaches the ceiling. "
+            text += f"Of the way there from chance, {_name(method) or 'the best method'} covers "
+            return f"{text}{_list(shares)}."
+    return ""
 
 
 def _percent(share: float) -> str:
-    """A share in percent, in which only the whole is 100%."""
+    """A share in percent; only a share of 1 is shown as 100%."""
     return f"{min(share, 0.99) if share < 1 else share:.0%}".replace("-", "−")
 
 
-def against(results: Results) -> str:
-    """How many of the paper's numbers are met, and where the paper's model does not meet its own."""
-    counts = _against_paper(results, results.domains)
+def agreement(results: Results) -> str:
+    """How many of the paper's numbers agree, and where its model falls short of them."""
+    counts = Counter(
+        against_paper(results, domain, method, measure)
+        for measure in PUBLISHED
+        for domain, method in measure.published
+    )
+    del counts[""]
     if not counts:
         return ""
     text = f"{counts['agrees']} of {counts.total()} published numbers agree within "
     text += "the intervals" if len(results.seeds) > 1 else "the paper's intervals"
     text += f", {counts['better']} are better here and {counts['worse']} worse."
+    differences = []
     for kind, word in (("worse", "less"), ("better", "more")):
         where = [
-            f"{domain_title(domain)} ({ours.mean:.3f}, in the paper {theirs.value:.3f})"
-            for domain in results.domains
-            if against_paper(results, domain, "cqm", MEASURES["accuracy"]) == kind
-            if (ours := score(results, domain, "cqm", "accuracy"))
-            if (theirs := paper.ACCURACY.get((domain, "cqm")))
+            f"{domain_title(domain)} ({ours.mean:.3f} instead of {theirs.value:.3f})"
+            for (domain, method), theirs in paper.ACCURACY.items()
+            if against_paper(results, domain, method, MEASURES["accuracy"]) == kind
+            if method == "cqm" and (ours := score(results, domain, method, "accuracy"))
         ]
         if where:
-            text += f" {title_of('cqm')} is {word} accurate than published on {_list(where)}."
-    return text
+            differences.append(f"{word} accurate than published on {_list(where)}")
+    return f"{text} {title_of('cqm')} is {', and '.join(differences)}." if differences else text
 
 
-def agreement(results: Results) -> str:
-    """How many of the paper's numbers are reproduced, and where ours are worse."""
-    parts, worse = [], []
-    for measure in PUBLISHED:
-        counts = _against_paper(results, results.domains, [measure.key])
-        if counts.total():
-            parts.append(f"{counts['agrees']} of {counts.total()} for {lower(measure.title)}")
-    for domain in results.domains:
-        worse += [
-            f"{title_of(method)} on {domain_title(domain)}"
-            for method in paper.METHODS
-            if against_paper(results, domain, method, MEASURES["accuracy"]) == "worse"
-        ]
+def _from_logs(results: Results) -> str:
+    """How well the best estimator from logs decides, next to branches of the same cost."""
+    parts = []
+    for setting, bars in logged(results).items():
+        means = {name: ours.mean for name, ours in bars.items()}
+        branched = means.pop("branched", math.nan)
+        if means:
+            text = f"{_percent(max(means.values()))} on {domain_title(setting.domain)}"
+            parts.append(text if math.isnan(branched) else f"{text} ({_percent(branched)})")
     if not parts:
         return ""
-    several = len(results.seeds) > 1
-    how = "overlapping intervals" if several else "ours within the paper's interval"
-    text = f"Agreement with the paper ({how}): {_list(parts)}."
-    allowed = "the intervals" if several else "the paper's interval"
-    if worse:
-        return f"{text} Less accurate than in the paper by more than {allowed}: {_list(worse)}."
-    return f"{text} No method is less accurate than in the paper by more than {allowed}."
+    return (
+        "How often effects learned from ordinary trajectories find the best action, with the best "
+        f"estimator (in brackets: from branches of the same cost): {_list(parts)}."
+    )
 
 
 def _walker(results: Results) -> str:
@@ -242,23 +234,13 @@ def _conditioned(results: Results) -> str:
     )
 
 
-def _against_paper(
-    results: Results, domains: Iterable[str], keys: Iterable[str] | None = None
-) -> Counter[str]:
-    found = Counter(
-        against_paper(results, domain, method, measure)
-        for measure in PUBLISHED
-        for domain in domains
-        for method in paper.METHODS
-        if keys is None or measure.key in keys
-    )
-    del found[""]
-    return found
+def _name(method: str) -> str:
+    return "the default model" if method == "default" else title_of(method)
 
 
-def _list(items: list[str], last: str = " and ", separator: str = ", ") -> str:
+def _list(items: list[str]) -> str:
     """Items joined as in a sentence."""
-    return last.join([separator.join(items[:-1]), items[-1]]) if len(items) > 1 else items[0]
+    return " and ".join([", ".join(items[:-1]), items[-1]]) if len(items) > 1 else items[0]
 
 
 def _count(num: int, noun: str) -> str:
