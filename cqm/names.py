@@ -99,5 +99,18 @@ def counted_actions(names: Sequence[str]) -> str:
     >>> counted_actions(["idle", "charge"]), counted_actions(["0", "1"])
     ('2 actions (idle, charge)', '2 actions')
     """
-    named = "" if tuple(names) == numbered(len(names)) else f" ({shortened(names)})"
-    return f"{len(names)} actions{named}"
+    return f"{len(names)} actions{bracketed(names)}"
+
+
+def stored_action_names(names: Sequence[str]) -> dict[str, list[str]]:
+    """The entry for a file's description; none if the actions have no names, as in version 0.1.
+
+    >>> stored_action_names(["idle", "charge"]), stored_action_names(["0", "1"])
+    ({'action_names': ['idle', 'charge']}, {})
+    """
+    return {} if tuple(names) == numbered(len(names)) else {"action_names": list(names)}
+
+
+def bracketed(names: Sequence[str]) -> str:
+    """The names of actions in brackets, after a space; nothing if they have none."""
+    return "" if tuple(names) == numbered(len(names)) else f" ({shortened(names)})"

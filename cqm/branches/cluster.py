@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from cqm.branches.simulate import Block, Plan, simulate_block
+from cqm.branches.simulate import Block, Plan, simulate_blocks
 from cqm.progress import Advance
 
 _RETRIES = 3
@@ -24,7 +24,7 @@ def simulate_on_cluster(
         raise ImportError("collecting on a cluster needs Ray; install cqm[cluster]") from error
     if not ray.is_initialized():
         ray.init(address=address)
-    task = ray.remote(max_retries=_RETRIES, retry_exceptions=True)(_simulate_shard)
+    task = ray.remote(max_retries=_RETRIES, retry_exceptions=True)(simulate_blocks)
     shared = ray.put(plan)
     upcoming = iter(indices)
     ahead = 2 * int(ray.cluster_resources().get("CPU", 1))
@@ -32,7 +32,7 @@ def simulate_on_cluster(
     failed: dict[int, str] = {}
     while True:
         while len(running) < ahead and (index := next(upcoming, None)) is not None:
-            running[task.remote(shared, index)] = index
+            running[task.remote(shared, plan.blocks(index))] = index
         if not running:
             break
         finished, _ = ray.wait(list(running))
@@ -48,7 +48,3 @@ def simulate_on_cluster(
             f"{len(failed)} shards failed after {_RETRIES} retries; the others were written; "
             f"rerun the command to retry only these:\n{lines}"
         )
-
-
-def _simulate_shard(plan: Plan, index: int) -> list[Block]:
-    return [simulate_block(plan, block) for block in plan.blocks(index)]

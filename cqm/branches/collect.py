@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -22,7 +23,8 @@ from cqm.branches import shards
 from cqm.branches.cluster import simulate_on_cluster
 from cqm.branches.dataset import Branches
 from cqm.branches.recipe import BLOCK, Continuation, Policy, Recipe
-from cqm.branches.simulate import Block, Plan, dropped, first_error, simulate_block
+from cqm.branches.simulate import Block, Plan, dropped, first_error, simulate_blocks
+from cqm.names import action_indices, checked_action_names
 from cqm.progress import Advance, progress
 from cqm.quotient import ComparisonGraph
 from cqm.worlds.contract import World, concatenate
@@ -42,7 +44,7 @@ def collect(
     horizon: int = 12,
     discount: float = 0.95,
     draws: int = 1,
-    arms: int | Sequence[Sequence[int]] | None = None,
+    arms: int | Sequence[Sequence[int | str]] | None = None,
     warmup: tuple[int, int] = (0, 20),
     continuation: str | Sequence[float] | Policy | Continuation = "uniform",
     per_step: bool = False,
@@ -84,7 +86,11 @@ def collect(
     Branches(cartpole-swingup, 4 families of 3/3 arms, draws 1, horizon 12, discount 0.95, seed 7)
     """
     law = Continuation.of(continuation)
-    recipe = Recipe(states, horizon, discount, draws, arms, warmup, law, per_step, seed)
+    names = checked_action_names(world.action_names, len(world.candidate_actions))
+    chosen: Any = arms
+    if isinstance(arms, Sequence):
+        chosen = [action_indices(subset, names).tolist() for subset in arms]
+    recipe = Recipe(states, horizon, discount, draws, chosen, warmup, law, per_step, seed)
     plan, error = plan_collection(world, recipe), ""
     if cluster is not None and out is None:
         raise ValueError("collecting on a cluster needs a directory to write to; pass out=")
@@ -176,7 +182,7 @@ def _simulate_shards(
     indices: Sequence[int],
     threads: int | None,
     blocks_per_task: int,
-    advance: Advance = lambda count: None,
+    advance: Advance = lambda count: 0.0,
 ) -> Iterator[tuple[int, list[Block]]]:
     """Simulate shards on threads, in order, at most a few blocks ahead of the consumer."""
     threads = len(available_cores()) if threads is None else threads
@@ -184,23 +190,19 @@ def _simulate_shards(
         raise ValueError(
             f"threads and blocks_per_task must be at least 1; got {threads}, {blocks_per_task}"
         )
-    tasks = [
-        (index, list(plan.blocks(index))[start : start + blocks_per_task])
+    tasks = (
+        (index, plan.blocks(index)[start : start + blocks_per_task])
         for index in indices
         for start in range(0, len(plan.blocks(index)), blocks_per_task)
-    ]
-
-    def work(blocks: list[int]) -> list[Block]:
-        return [simulate_block(plan, block) for block in blocks]
+    )
 
     pool = ThreadPoolExecutor(threads)
     waiting: deque = deque()
-    upcoming = iter(tasks)
     done: list[Block] = []
     try:
         while True:
-            while len(waiting) < 8 * threads and (task := next(upcoming, None)):
-                waiting.append((task, pool.submit(work, task[1])))
+            while len(waiting) < 8 * threads and (task := next(tasks, None)):
+                waiting.append((task, pool.submit(simulate_blocks, plan, task[1])))
             if not waiting:
                 return
             (index, blocks), future = waiting.popleft()

@@ -6,6 +6,7 @@ draw if the world has a nuisance. They are mixed when read. `cqm.branches.shards
 
 from __future__ import annotations
 
+import copy
 import functools
 import hashlib
 import json
@@ -20,6 +21,8 @@ from cqm import storage
 from cqm.branches import shards as shard_files
 from cqm.branches.recipe import BLOCK, Recipe
 from cqm.branches.shards import Shard
+from cqm.display import html_facts
+from cqm.names import bracketed, checked_action_names, shortened
 from cqm.quotient import Reference, center
 from cqm.worlds.nuisance import mix
 
@@ -52,6 +55,8 @@ class Branches:
         self.manifest, self.directory = manifest, directory
         self.recipe = Recipe.from_json(manifest["recipe"])
         self.candidate_actions = np.array(manifest["candidate_actions"])  # [actions, controls]
+        given = manifest.get("action_names")
+        self.action_names = checked_action_names(given, len(self.candidate_actions))
         self.feature_names = tuple(manifest["feature_names"])
         self.observation_names = tuple(manifest["observation_names"])
         self._shards, self._mixing = list(shards), mixing
@@ -73,14 +78,30 @@ class Branches:
         return sum(stop - start for _, start, stop in self._parts)
 
     def __repr__(self) -> str:
-        recipe, seeds = self.recipe, self.manifest.get("combined_seeds")
+        recipe, seeds = self.recipe, ", ".join(map(str, self.seeds))
         dropped = f"; dropped while collecting: {self.why_dropped}" if self.dropped else ""
-        seed = f"seeds {', '.join(map(str, seeds))}" if seeds else f"seed {recipe.seed}"
         return (
-            f"Branches({self.world['name']}, {len(self):,} families of "
-            f"{self.num_arms}/{self.num_actions} arms, draws {recipe.draws}, "
-            f"horizon {recipe.horizon}, discount {recipe.discount}, {seed}{dropped})"
+            f"Branches({self.world['name']}, {len(self):,} families of {self.num_arms}/"
+            f"{self.num_actions} arms{bracketed(self.action_names)}, draws {recipe.draws}, "
+            f"horizon {recipe.horizon}, discount {recipe.discount}, "
+            f"seed{'s' if len(self.seeds) > 1 else ''} {seeds}{dropped})"
         )
+
+    def _repr_html_(self) -> str:
+        facts = {
+            "families": f"{len(self):,} of {self.num_arms}/{self.num_actions} arms",
+            "actions": shortened(self.action_names),
+            "observations": shortened(self.observation_names),
+            "features": shortened(self.feature_names),
+            "horizon": self.recipe.horizon,
+            "discount": self.recipe.discount,
+            "draws per state": self.recipe.draws,
+            "later actions": self.recipe.continuation.describe(self.action_names),
+            "seed": ", ".join(map(str, self.seeds)),
+            "dropped families": self.why_dropped or "none",
+            "directory": self.directory or "none (in memory)",
+        }
+        return html_facts(f"Branches of {self.world['name']}", facts)
 
     def __getitem__(self, rows: slice) -> Branches:
         if not isinstance(rows, slice) or rows.step not in (None, 1):
@@ -93,7 +114,9 @@ class Branches:
             if begin < end:
                 parts.append((shard, begin, end))
             offset += stop - start
-        return self._with_parts(parts or [(self._shards[0], 0, 0)])
+        chosen = copy.copy(self)
+        chosen._parts = parts or [(self._shards[0], 0, 0)]
+        return chosen
 
     def split(self, test: int | float) -> tuple[Branches, Branches]:
         """Split into training and test states; `test` is a number of states or a share of them."""
@@ -126,6 +149,11 @@ class Branches:
     def world(self) -> Mapping[str, Any]:
         """Stored identity of the world."""
         return self.manifest["world"]
+
+    @property
+    def seeds(self) -> list[int]:
+        """Seed of the collection, or those of a combined set."""
+        return self.manifest.get("combined_seeds", [self.recipe.seed])
 
     @property
     def features_are_next_observation(self) -> bool:
@@ -243,15 +271,6 @@ class Branches:
         for shard in self._shards:
             shard.verify()
 
-    def _with_parts(self, parts: Sequence[tuple[Shard, int, int]]) -> Branches:
-        return Branches(
-            self.manifest,
-            self._shards,
-            mixing=self._mixing,
-            directory=self.directory,
-            parts=parts,
-        )
-
     def _mixed(
         self,
         what: Literal["observations", "features"],
@@ -328,7 +347,7 @@ def combine(sets: Sequence[Branches]) -> Branches:
                 f"{branches.recipe.seed}; collect them with different seeds"
             )
         seen |= keys
-    seeds = {s for b in sets for s in b.manifest.get("combined_seeds", [b.recipe.seed])}
+    seeds = {seed for branches in sets for seed in branches.seeds}
     several = {"combined_seeds": sorted(seeds)} if len(seeds) > 1 else {}
     return Branches(
         {**first.manifest, **several},

@@ -91,6 +91,21 @@ class Continuation:
             return (uniforms * num_actions).astype(int)
         return draw_actions(self.probabilities(num_actions), uniforms)
 
+    def describe(self, action_names: Sequence[str]) -> str:
+        """What follows the first action, in words.
+
+        >>> Continuation().describe(["idle", "charge"])
+        'uniformly random actions'
+        >>> Continuation.of([0.25, 0.75]).describe(["idle", "charge"])
+        'random actions (idle 25%, charge 75%)'
+        """
+        if self.law == "uniform":
+            return "uniformly random actions"
+        if isinstance(self.law, tuple):
+            pairs = zip(action_names, self.law, strict=True)
+            return f"random actions ({', '.join(f'{name} {100 * p:.3g}%' for name, p in pairs)})"
+        return "the logged behaviour" if self.law == "behaviour" else f"the policy {self.law!r}"
+
     def __str__(self) -> str:
         return str(self.law)
 

@@ -19,6 +19,7 @@ import numpy as np
 import cqm
 from cqm.branches import shards
 from cqm.branches.recipe import BLOCK, Policy, Recipe
+from cqm.names import stored_action_names
 from cqm.worlds.contract import States, Status, World, concatenate, take
 from cqm.worlds.identity import stored_identity
 
@@ -32,9 +33,6 @@ class Block:
     arrays: dict[str, np.ndarray]
     dropped: Counter[str]
     error: str = ""  # message of the first exception, if any
-
-    def __len__(self) -> int:
-        return len(self.arrays["index"])
 
 
 @dataclass(frozen=True)
@@ -79,6 +77,7 @@ class Plan:
             "observation_names": list(self.world.observation_names),
             "feature_names": list(self.world.feature_names),
             "candidate_actions": self.world.candidate_actions.tolist(),
+            **stored_action_names(self.world.action_names),
             "blocks_per_shard": self.blocks_per_shard,
             "num_shards": self.num_shards,
             "mixing": mixing_file,
@@ -152,6 +151,11 @@ def simulate_block(plan: Plan, block: int) -> Block:
         return Block(arrays, Counter())
     reasons = Counter(Status(s).name.lower().replace("_", " ") for s in status[~kept])
     return Block({name: values[kept] for name, values in arrays.items()}, reasons, error)
+
+
+def simulate_blocks(plan: Plan, blocks: Iterable[int]) -> list[Block]:
+    """Simulate several blocks, one after another."""
+    return [simulate_block(plan, block) for block in blocks]
 
 
 @dataclass(frozen=True)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from cqm.display import text_table
 from cqm.regression import fold_numbers, ridge
 
 REGIONS = 20  # maximum number of regions
@@ -34,6 +36,7 @@ class Coverage:
     num_decisions: int
     observations_vary: bool
     propensities_known: bool
+    action_names: tuple[str, ...]
     mismatch: str = ""  # where known propensities contradict the actions taken
 
     @property
@@ -43,8 +46,8 @@ class Coverage:
         region, action = np.unravel_index(self.regions.argmin(), self.regions.shape)
         if self.regions.min() < RARE:
             found.append(
-                f"action {action} makes up {self.regions.min():.2%} of {self.region_sizes[region]} "
-                f"decisions in region {region} (of {len(self.regions)})"
+                f"action {self.action_names[action]} makes up {self.regions.min():.2%} of "
+                f"{self.region_sizes[region]} decisions in region {region} (of {len(self.regions)})"
             )
         if self.smallest_propensity < RARE and self.propensities_known:
             found.append(f"the smallest propensity is {self.smallest_propensity:.2g}")
@@ -53,7 +56,7 @@ class Coverage:
         weakest = int(self.effective_sample_sizes.argmin())
         if self.effective_sample_sizes[weakest] < FEW:
             found.append(
-                f"action {weakest} has an effective sample size of "
+                f"action {self.action_names[weakest]} has an effective sample size of "
                 f"{self.effective_sample_sizes[weakest]:.0f} from {self.num_decisions} decisions"
             )
         if not self.observations_vary:
@@ -62,34 +65,41 @@ class Coverage:
 
     def check(self) -> None:
         """Raise if an action never occurs; warn if coverage is poor."""
-        missing = np.flatnonzero(self.frequencies == 0)
-        if len(missing):
+        missing = [self.action_names[i] for i in np.flatnonzero(self.frequencies == 0)]
+        if missing:
             raise ValueError(
-                f"actions {missing.tolist()} never occur among {self.num_decisions} decisions, so "
-                "their effects cannot be estimated; leave them out of the candidate actions"
+                f"actions [{', '.join(missing)}] never occur among {self.num_decisions} decisions, "
+                "so their effects cannot be estimated; leave them out of the candidate actions"
             )
         if self.problems:
             warnings.warn("poor coverage: " + "; ".join(self.problems), stacklevel=3)
 
     def __str__(self) -> str:
-        counts = ", ".join(f"{share:.1%}" for share in self.frequencies)
         low, high = self.regions.min(axis=0), self.regions.max(axis=0)
-        ranges = ", ".join(f"{a:.1%} to {b:.1%}" for a, b in zip(low, high, strict=True))
-        sizes = ", ".join(f"{value:.0f}" for value in self.effective_sample_sizes)
+        rows = [
+            {
+                "action": name,
+                "frequency": f"{self.frequencies[i]:.1%}",
+                f"over {len(self.regions)} regions": f"{low[i]:.1%} to {high[i]:.1%}",
+                "effective sample size": f"{self.effective_sample_sizes[i]:.0f}",
+            }
+            for i, name in enumerate(self.action_names)
+        ]
         known = "known" if self.propensities_known else "estimated per region"
-        return (
-            f"{self.num_decisions} decisions; frequencies of the actions: {counts}\n"
-            f"frequencies over {len(self.regions)} regions: {ranges}\n"
-            f"propensities {known}, the smallest {self.smallest_propensity:.3g}; effective sample "
-            f"sizes: {sizes}\n"
-            + ("\n".join(f"problem: {p}" for p in self.problems) or "no problems found")
+        return "\n".join(
+            [
+                f"{self.num_decisions} decisions; propensities {known}, the smallest "
+                f"{self.smallest_propensity:.3g}",
+                text_table(rows),
+                *([f"problem: {p}" for p in self.problems] or ["no problems found"]),
+            ]
         )
 
 
 def measure_coverage(
     observations: np.ndarray,
     actions: np.ndarray,
-    num_actions: int,
+    action_names: Sequence[str],
     propensities: np.ndarray | None = None,
 ) -> Coverage:
     """Measure the coverage of decisions.
@@ -97,10 +107,10 @@ def measure_coverage(
     Args:
         observations: `[n, observations]`.
         actions: Candidate actions taken, `[n]`.
-        num_actions: Number of candidate actions.
+        action_names: Names of the candidate actions.
         propensities: `[n, actions]`; estimated per region by default.
     """
-    taken = (actions[:, None] == np.arange(num_actions)).astype(float)
+    taken = (actions[:, None] == np.arange(len(action_names))).astype(float)
     regions = _regions(observations, taken)
     sizes = np.bincount(regions[:, 0])
     shares = _region_sums(regions, taken) / sizes[:, None]
@@ -116,7 +126,10 @@ def measure_coverage(
         num_decisions=len(actions),
         observations_vary=bool((observations != observations[0]).any()),
         propensities_known=propensities is not None,
-        mismatch="" if propensities is None else _mismatch(regions, taken, propensities),
+        action_names=tuple(action_names),
+        mismatch=(
+            "" if propensities is None else _mismatch(regions, taken, propensities, action_names)
+        ),
     )
 
 
@@ -147,7 +160,9 @@ def _region_sums(regions: np.ndarray, values: np.ndarray) -> np.ndarray:
     return np.stack([np.bincount(own, column) for own, column in columns], axis=1)
 
 
-def _mismatch(regions: np.ndarray, taken: np.ndarray, propensities: np.ndarray) -> str:
+def _mismatch(
+    regions: np.ndarray, taken: np.ndarray, propensities: np.ndarray, action_names: Sequence[str]
+) -> str:
     """Where actions were taken far more or less often than propensities say; empty if nowhere."""
     for own in (np.zeros_like(regions), regions):  # over all decisions, and then by region
         counts, expected = _region_sums(own, taken), _region_sums(own, propensities)
@@ -159,7 +174,8 @@ def _mismatch(regions: np.ndarray, taken: np.ndarray, propensities: np.ndarray) 
             size = np.sum(own[:, action] == region)
             place = f" in region {region} (of {len(off)})" if len(off) > 1 else ""
             return (
-                f"action {action} makes up {counts[region, action] / size:.2%} of {size} decisions"
-                f"{place}, where its propensity is {expected[region, action] / size:.2%} on average"
+                f"action {action_names[action]} makes up {counts[region, action] / size:.2%} of "
+                f"{size} decisions{place}, where its propensity is "
+                f"{expected[region, action] / size:.2%} on average"
             )
     return ""

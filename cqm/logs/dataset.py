@@ -20,6 +20,7 @@ from numpy.typing import ArrayLike
 from cqm import storage
 from cqm.branches.dataset import Branches, split_size
 from cqm.branches.recipe import Continuation, Recipe, draw_actions
+from cqm.display import html_facts
 from cqm.logs.coverage import Coverage, measure_coverage
 from cqm.logs.validate import (
     AXES,
@@ -28,8 +29,10 @@ from cqm.logs.validate import (
     check_logs,
     equal_steps,
     integers,
+    named_actions,
     propensity_rows,
 )
+from cqm.names import checked_action_names, counted_actions, shortened, stored_action_names
 from cqm.worlds.contract import World
 
 ARRAYS = "logs.safetensors"
@@ -55,9 +58,12 @@ class Logs:
     recipe: Recipe  # horizon, discount and the law of the later actions
     world: Mapping[str, Any]  # identity of the recorded system
     groups: np.ndarray | None = None  # [n], one number per episode; None if rows are independent
+    action_names: tuple[str, ...] = ()  # one per candidate action; by default their indices
 
     def __post_init__(self) -> None:
         check_logs(self)
+        names = checked_action_names(self.action_names or None, self.num_actions)
+        object.__setattr__(self, "action_names", names)
 
     @classmethod
     def from_arrays(
@@ -68,6 +74,7 @@ class Logs:
         *,
         num_actions: int | None = None,
         candidate_actions: ArrayLike | None = None,
+        action_names: Sequence[str] | None = None,
         propensities: ArrayLike | None = None,
         groups: ArrayLike | None = None,
         continuation: str | Sequence[float] = "behaviour",
@@ -81,10 +88,13 @@ class Logs:
 
         Args:
             observations: Observation at each decision, `[n, observations]`.
-            actions: Indices of the candidate actions taken, `[n, horizon]`, or `[n]` for one step.
+            actions: Indices or names of the candidate actions taken, `[n, horizon]`, or `[n]` for
+                one step.
             features: Features of every step, `[n, horizon, features]`.
             num_actions: Number of candidate actions; by default those that occur.
             candidate_actions: Their controls, `[actions, controls]`; by default their indices.
+            action_names: Their names; by default the names among `actions`, sorted, or else their
+                indices.
             propensities: Probabilities of the candidate actions at each decision, `[n, actions]`,
                 or `[actions]` if all decisions share them; estimated by default.
             groups: Episode number of each row, `[n]`. Rows of one episode stay together when data
@@ -105,10 +115,13 @@ class Logs:
         Logs(logs, 6 trajectories, 2 actions, horizon 1, discount 0.95, propensities unknown)
         """
         observations = np.asarray(observations, float)
-        actions = integers("actions", equal_steps("actions", actions))
+        actions, action_names = named_actions(equal_steps("actions", actions), action_names)
+        actions = integers("actions", actions)
         actions = actions[:, None] if actions.ndim == 1 else actions
         features = np.asarray(equal_steps("features", features), float)
         check_axes(observations=observations, actions=actions, features=features)
+        if num_actions is None and candidate_actions is None and action_names is not None:
+            num_actions = len(action_names)
         candidates = candidate_rows(actions, num_actions, candidate_actions)
         law = Continuation.of(continuation)
         if law.open_loop:
@@ -143,6 +156,7 @@ class Logs:
             ),
             dict(world) if world is not None else {"name": "logs", "kind": "logs"},
             None if groups is None else integers("groups", np.asarray(groups)),
+            checked_action_names(action_names, len(candidates)),
         )
 
     @classmethod
@@ -182,6 +196,7 @@ class Logs:
             branches.feature_names,
             replace(branches.recipe, arms=None, draws=1, states=max(1, num)),
             dict(branches.world),
+            action_names=branches.action_names,
         )
 
     @classmethod
@@ -193,6 +208,7 @@ class Logs:
         horizon: int,
         behaviour: BehaviourFn | None = None,
         candidate_actions: ArrayLike | None = None,
+        action_names: Sequence[str] | None = None,
         stride: int | None = None,
         discount: float = 0.95,
         world: World | None = None,
@@ -207,6 +223,7 @@ class Logs:
             behaviour: Function from a flat observation to the probabilities of the candidate
                 actions, which are kept as propensities; uniform by default.
             candidate_actions: `[actions, controls]`; by default all actions of a Discrete space.
+            action_names: Their names; by default those of the world, or else their indices.
             stride: Steps between the windows of an episode; by default the horizon, so that they
                 do not overlap.
             discount: Discount factor of the outcome.
@@ -218,7 +235,9 @@ class Logs:
 
         law = "uniform" if behaviour is None else "behaviour"
         with recorded(env, behaviour, candidate_actions, seed) as source:
-            return windows(source, trajectories, horizon, stride, discount, law, world, seed)
+            return windows(
+                source, trajectories, horizon, stride, discount, law, world, action_names, seed
+            )
 
     @classmethod
     def from_minari(
@@ -227,6 +246,7 @@ class Logs:
         *,
         horizon: int,
         candidate_actions: ArrayLike | None = None,
+        action_names: Sequence[str] | None = None,
         tolerance: float = 1e-6,
         trajectories: int | None = None,
         stride: int | None = None,
@@ -243,6 +263,7 @@ class Logs:
             candidate_actions: `[actions, controls]`; by default all actions of a Discrete space. A
                 logged action belongs to the nearest candidate; one that is further away than the
                 tolerance is an error.
+            action_names: Their names; see `Logs.from_gymnasium`.
             tolerance: Largest distance between a logged action and its candidate. With a large
                 tolerance a candidate stands for its neighbourhood, and so does its effect.
             trajectories: Maximum number of windows; all by default.
@@ -255,7 +276,9 @@ class Logs:
         from cqm.logs.sources import read_minari, windows
 
         source = read_minari(dataset, candidate_actions, tolerance)
-        return windows(source, trajectories, horizon, stride, discount, continuation, world, seed)
+        return windows(
+            source, trajectories, horizon, stride, discount, continuation, world, action_names, seed
+        )
 
     def __len__(self) -> int:
         return len(self.observations)
@@ -263,10 +286,23 @@ class Logs:
     def __repr__(self) -> str:
         known = "unknown" if self.propensities is None else "known"
         return (
-            f"Logs({self.world['name']}, {len(self):,} trajectories, {self.num_actions} actions, "
-            f"horizon {self.recipe.horizon}, discount {self.recipe.discount}, "
-            f"propensities {known})"
+            f"Logs({self.world['name']}, {len(self):,} trajectories, "
+            f"{counted_actions(self.action_names)}, horizon {self.recipe.horizon}, "
+            f"discount {self.recipe.discount}, propensities {known})"
         )
+
+    def _repr_html_(self) -> str:
+        facts = {
+            "trajectories": f"{len(self):,}",
+            "observations": shortened(self.observation_names),
+            "features": shortened(self.feature_names),
+            "actions": shortened(self.action_names),
+            "horizon": self.recipe.horizon,
+            "discount": self.recipe.discount,
+            "later actions": self.recipe.continuation.describe(self.action_names),
+            "propensities": "unknown" if self.propensities is None else "known",
+        }
+        return html_facts(f"Logs of {self.world['name']}", facts)
 
     def __getitem__(self, rows: slice | np.ndarray) -> Logs:
         if not isinstance(rows, slice) and np.ndim(rows) != 1:
@@ -327,7 +363,7 @@ class Logs:
     def coverage(self) -> Coverage:
         """Measure how often each action was taken, and where; see `Coverage`."""
         return measure_coverage(
-            self.observations, self.first_actions, self.num_actions, self.propensities
+            self.observations, self.first_actions, self.action_names, self.propensities
         )
 
     def save(self, directory: str | Path) -> None:
@@ -341,6 +377,7 @@ class Logs:
             "candidate_actions": self.candidate_actions.tolist(),
             "observation_names": list(self.observation_names),
             "feature_names": list(self.feature_names),
+            **stored_action_names(self.action_names),
         }
         metadata = {"kind": "cqm logs", "description": _digest(config)}
         content = storage.encode_arrays([arrays], metadata)
@@ -379,6 +416,7 @@ class Logs:
             Recipe.from_json(config["recipe"]),
             config["world"],
             arrays.get("groups"),
+            tuple(config.get("action_names", ())),
         )
 
 

@@ -111,6 +111,7 @@ def windows(
     discount: float,
     continuation: str | Sequence[float],
     world: World | None,
+    action_names: Sequence[str] | None,
     seed: int,
 ) -> Logs:
     """Cut episodes into windows; see `Logs.from_gymnasium` for the arguments."""
@@ -158,6 +159,7 @@ def windows(
         np.stack([actions for actions, _ in cut]),
         np.stack([features for _, features in cut]),
         candidate_actions=candidates,
+        action_names=world.action_names if world and action_names is None else action_names,
         propensities=np.stack(propensities) if len(propensities) == len(places) else None,
         groups=[i for i, _ in places],
         continuation=continuation,

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from cqm.names import action_indices
+
 if TYPE_CHECKING:
     from cqm.logs.dataset import Logs
 
@@ -129,6 +131,20 @@ def candidate_rows(
             "pass only one of the two"
         )
     return candidates
+
+
+def named_actions(
+    actions: np.ndarray, names: Sequence[str] | None
+) -> tuple[np.ndarray, Sequence[str] | None]:
+    """Indices of actions that may be given by name, and the names; all that occur by default."""
+    if actions.dtype.kind not in "OUT":
+        return actions, names
+    if names is None:
+        found = {action for action in actions.ravel().tolist() if isinstance(action, str)}
+        if all(name.isdecimal() for name in found):
+            return actions, None
+        names = sorted(found)
+    return action_indices(actions, names), names
 
 
 def equal_steps(name: str, values: Any) -> np.ndarray:

@@ -299,6 +299,56 @@ def test_batches_need_a_size(ragged, size):
         next(iter(ragged.batches(size)))
 
 
+NAMES = ("wait", "push", "<drop>")
+
+
+def test_sets_keep_the_names_of_the_actions(tmp_path):
+    branches = collect(plane_world(action_names=NAMES), out=tmp_path / "named")
+    for named in (branches, branches[:3], cqm.Branches.open(tmp_path / "named")):
+        assert named.action_names == NAMES
+        assert "of 3/3 arms (wait, push, <drop>), draws 1" in repr(named)
+    in_memory = collect(plane_world(action_names=NAMES))
+    assert in_memory.action_names == NAMES
+    html = in_memory._repr_html_()
+    assert "<th>actions</th><td>wait, push, &lt;drop&gt;</td>" in html
+    assert "<th>later actions</th><td>uniformly random actions</td>" in html
+
+
+def test_sets_without_names_are_stored_as_they_always_were(tmp_path):
+    plain = collect(plane_world(), out=tmp_path / "plain")
+    assert plain.action_names == ("0", "1", "2")
+    assert "action_names" not in plain.manifest
+    numbered = collect(plane_world(action_names=("0", "1", "2")), out=tmp_path / "plain")
+    assert numbered.manifest == plain.manifest
+    named = collect(plane_world(action_names=NAMES), out=tmp_path / "named")
+    assert {**named.manifest, "action_names": None} == {**plain.manifest, "action_names": None}
+    with pytest.raises(ValueError, match="action_names: null -> "):
+        collect(plane_world(action_names=NAMES), out=tmp_path / "plain")
+
+
+def test_sets_with_different_names_are_not_combined():
+    one, other = (collect(plane_world(action_names=n), seed=i) for i, n in enumerate((NAMES, None)))
+    with pytest.raises(ValueError, match=r'action_names: \["wait", "push", "<drop>"\] -> null'):
+        combine([one, other])
+    same = collect(plane_world(action_names=NAMES), seed=1)
+    assert combine([one, same]).action_names == NAMES
+
+
+def test_arms_may_be_chosen_by_name():
+    world = plane_world(action_names=NAMES)
+    branches = collect(world, arms=[("wait", "push"), ("push", "<drop>")])
+    assert branches.recipe.arms == ((0, 1), (1, 2))
+    with pytest.raises(ValueError, match=r"unknown action 'pull'; available: \['wait'"):
+        collect(world, arms=[("wait", "pull")])
+
+
+def test_a_world_of_ones_own_needs_sound_names():
+    world = plane_world()
+    world.action_names = ("wait", "push")
+    with pytest.raises(ValueError, match="allowed: 3 different names"):
+        collect(world)
+
+
 def test_combine_joins_sets_of_different_seeds(tmp_path):
     world = mixed(ragged_world())
     sets = [collect(world, states=300, seed=seed) for seed in (1, 2)]

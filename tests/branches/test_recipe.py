@@ -117,6 +117,19 @@ def test_probabilities_are_checked(law):
         Continuation.of(law).draw(np.array([0.5]), 3)
 
 
+@pytest.mark.parametrize(
+    ("law", "words"),
+    [
+        ("uniform", "uniformly random actions"),
+        ((0.125, 0.875), "random actions (wait 12.5%, charge 87.5%)"),
+        (PUSH, "the policy 'push'"),
+        ("behaviour", "the logged behaviour"),
+    ],
+)
+def test_a_continuation_in_words(law, words):
+    assert Continuation.of(law).describe(("wait", "charge")) == words
+
+
 @pytest.mark.parametrize("law", [3, 0.5, None])
 def test_other_laws_are_refused(law):
     with pytest.raises(ValueError, match=r"'uniform', one probability per candidate action or a P"):

@@ -17,6 +17,19 @@ def test_even_choices_are_covered():
     assert "no problems found" in str(coverage)
 
 
+def test_actions_are_called_by_their_names():
+    given = arrays(num=2000)
+    given["actions"][:, 0] = given["observations"][:, 0] > 0
+    logs = Logs.from_arrays(**given, action_names=("wait", "charge"))
+    lines = str(logs.coverage()).splitlines()
+    assert " ".join(lines[1].split()) == "action frequency over 20 regions effective sample size"
+    assert [line.split()[0] for line in lines[2:4]] == ["wait", "charge"]
+    assert "problem: action wait makes up 0.00% of 100 decisions in region 0" in "\n".join(lines)
+    given["actions"][:, 0] = 1
+    with pytest.raises(ValueError, match=r"actions \[wait\] never occur"):
+        Logs.from_arrays(**given, action_names=("wait", "charge")).coverage().check()
+
+
 def test_actions_that_depend_on_the_state_lack_overlap():
     given = arrays(num=2000)
     given["actions"][:, 0] = given["observations"][:, 0] > 0  # one action on either side

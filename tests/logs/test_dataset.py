@@ -61,12 +61,13 @@ def test_windows_of_one_episode_stay_together():
 
 
 def test_one_arm_of_every_family_is_kept():
-    world = cqm.load_world("cartpole-swingup")
+    world = cqm.load_world("cartpole-swingup", action_names=("left", "none", "right"))
     branches = cqm.collect(world, states=600, horizon=3, per_step=True, seed=1)
     propensities = lambda observations: np.where(
         observations[:, :1] > 0, [[0.8, 0.1, 0.1]], [[0.1] * 2 + [0.8]]
     )
     logs = Logs.from_branches(branches, propensities=propensities, rng=np.random.default_rng(0))
+    assert logs.action_names == ("left", "none", "right")
     rows = np.arange(600)
     np.testing.assert_array_equal(
         logs.features, branches.step_features[rows, 0, logs.first_actions]
@@ -77,6 +78,59 @@ def test_one_arm_of_every_family_is_kept():
     assert np.mean(logs.first_actions[~right] == 2) == pytest.approx(0.8, abs=0.07)
     with pytest.raises(ValueError, match="per_step=True"):
         Logs.from_branches(cqm.collect(world, states=4), rng=np.random.default_rng(0))
+
+
+NAMES = ("wait", "charge")
+
+
+def test_actions_have_names(tmp_path):
+    given = arrays()
+    logs = Logs.from_arrays(**given, action_names=NAMES)
+    assert logs.action_names == logs[:7].action_names == NAMES
+    assert Logs.from_arrays(**given).action_names == ("0", "1")
+    assert "2 actions (wait, charge), " in repr(logs)
+    logs.save(tmp_path)
+    assert Logs.load(tmp_path).action_names == NAMES
+    with pytest.raises(ValueError, match="allowed: 2 different names"):
+        Logs.from_arrays(**given, num_actions=2, action_names=("wait",))
+    with pytest.raises(ValueError, match=r"actions must be candidate actions in 0..1; got 2"):
+        Logs.from_arrays(**{**given, "actions": given["actions"] + 1}, action_names=NAMES)
+
+
+def test_logs_without_names_are_stored_as_they_always_were(tmp_path):
+    Logs.from_arrays(**arrays()).save(tmp_path)
+    assert set(json.loads((tmp_path / CONFIG).read_text())) == {
+        *("kind", "world", "recipe", "candidate_actions", "observation_names", "feature_names"),
+        "sha256",
+    }
+
+
+@pytest.mark.parametrize("kind", [str, object])
+def test_actions_may_be_logged_by_name(kind):
+    given = arrays()
+    indices, text = given["actions"], np.array(NAMES).astype(kind)
+    logs = Logs.from_arrays(**{**given, "actions": text[indices]}, action_names=NAMES)
+    np.testing.assert_array_equal(logs.actions, indices)
+    found = Logs.from_arrays(**{**given, "actions": text[indices].tolist()})
+    assert found.action_names == ("charge", "wait")  # sorted
+    np.testing.assert_array_equal(found.actions, 1 - indices)
+    with pytest.raises(ValueError, match=r"unknown action 'wait'; .*available: \['idle', 'charge'"):
+        Logs.from_arrays(**{**given, "actions": text[indices]}, action_names=("idle", "charge"))
+
+
+def test_numbers_that_were_read_as_text_are_numbers():
+    given = arrays()
+    text = {**given, "actions": given["actions"].astype(str)}
+    assert Logs.from_arrays(**text).action_names == ("0", "1")
+    for names in (None, NAMES):
+        logs = Logs.from_arrays(**text, action_names=names)
+        np.testing.assert_array_equal(logs.actions, given["actions"])
+
+
+def test_logs_in_a_notebook():
+    html = Logs.from_arrays(**arrays(), action_names=("a<b", "c"))._repr_html_()
+    assert "<th>actions</th><td>a&lt;b, c</td>" in html
+    assert "<th>later actions</th><td>the logged behaviour</td>" in html
 
 
 def test_saved_and_loaded(tmp_path):

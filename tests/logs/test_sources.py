@@ -59,11 +59,14 @@ def test_recorded_from_gymnasium():
 
 
 def test_branches_of_the_same_environment_calibrate_a_model_of_logs(tmp_path, capsys):
-    world = cqm.load_world("CartPole-v1")
+    world = cqm.load_world("CartPole-v1", action_names=("left", "right"))
     recorded = {"trajectories": 300, "horizon": 3, "world": world}
     logs = Logs.from_gymnasium("CartPole-v1", **recorded)
     assert logs.world == world.identity()
     assert logs.feature_names == world.feature_names
+    assert logs.action_names == ("left", "right")
+    own = Logs.from_gymnasium("CartPole-v1", **recorded, action_names=("brake", "go"))
+    assert own.action_names == ("brake", "go")
     model = ResidualModel().fit(logs)
     branches = cqm.collect(world, states=20, horizon=3, draws=16, warmup=(0, 5), threads=1)
     assert model.calibrate(branches).calibration_.excess_error < 0.1
@@ -140,7 +143,10 @@ def minari_dataset(tmp_path, monkeypatch):
 
 @pytest.mark.filterwarnings("ignore")  # of minari, about metadata that this environment lacks
 def test_a_minari_data_set_trains_a_model_end_to_end(minari_dataset, tmp_path):
-    logs = Logs.from_minari("test/corridor-v0", horizon=4, continuation="uniform")
+    logs = Logs.from_minari(
+        "test/corridor-v0", horizon=4, continuation="uniform", action_names=("left", "right")
+    )
+    assert logs.action_names == ("left", "right")
     assert len(logs) > 300
     assert logs.propensities is None
     with pytest.raises(ValueError, match="no episode of test/corridor-v0 has a window of 25 steps"):
@@ -150,7 +156,8 @@ def test_a_minari_data_set_trains_a_model_end_to_end(minari_dataset, tmp_path):
     states = np.array([[-1.0, 0.0], [0.0, 0.0], [2.0, 0.0]])
     assert model.act(states, query).tolist() == [1, 1, 1]
     total = 2 * logs.recipe.discounts.sum()
-    np.testing.assert_allclose(model.effect(states, action=1, baseline=0)[:, 0], total, rtol=0.25)
+    effect = model.effect(states, action="right", baseline="left")
+    np.testing.assert_allclose(effect[:, 0], total, rtol=0.25)
     model.save(tmp_path / "model")
     np.testing.assert_array_equal(
         ResidualModel.load(tmp_path / "model").effect(states), model.effect(states)
