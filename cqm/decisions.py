@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from cqm import bounds
-from cqm.display import counted, html_table, text_table
+from cqm.display import counted, data_frame, html_table, text_table
 from cqm.names import checked_action_names
 from cqm.queries import Query, QueryLike
 from cqm.quotient import center
@@ -266,6 +266,19 @@ class Verdict:
             }
             for i, (first, second, *_) in enumerate(order)
         ]
+
+    def to_pandas(self) -> Any:
+        """A `pandas.DataFrame` with one row per state."""
+        return data_frame(
+            {
+                "best": self.best,
+                "advantage": self.gap,
+                "low": self.gap - self.radius,
+                "high": self.gap + self.radius,
+                "certain": self.separable,
+                "regret_bound": self.regret_bound,
+            }
+        )
 
     def __repr__(self) -> str:
         table = text_table(self.rows(SHOWN_STATES))

@@ -1,9 +1,12 @@
-"""Display of results: text tables for a terminal, HTML tables for notebooks."""
+"""Display of results: text tables for a terminal, HTML tables for notebooks, data frames."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
+from typing import Any
+
+import numpy as np
 
 Row = Mapping[str, object]  # cells by column title
 
@@ -61,6 +64,20 @@ def html_facts(title: str, facts: Row) -> str:
         for key, value in facts.items()
     )
     return _html(title, f"<tbody>{rows}</tbody>", ())
+
+
+def named_columns(kind: str, names: Sequence[str], values: np.ndarray) -> dict[str, np.ndarray]:
+    """The last axis of an array as flat columns, `KIND.NAME` each."""
+    return {f"{kind}.{name}": values[..., i].ravel() for i, name in enumerate(names)}
+
+
+def data_frame(columns: Mapping[str, Any]) -> Any:
+    """Columns as a `pandas.DataFrame`."""
+    try:
+        import pandas
+    except ImportError as error:
+        raise ImportError("to_pandas needs pandas; install it with pip install pandas") from error
+    return pandas.DataFrame(columns)
 
 
 def _html_row(tag: str, cells: Iterable[object]) -> str:

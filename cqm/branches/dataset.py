@@ -19,9 +19,10 @@ import numpy as np
 
 from cqm import storage
 from cqm.branches import shards as shard_files
+from cqm.branches.export import branch_columns, write_parquet
 from cqm.branches.recipe import BLOCK, Recipe
 from cqm.branches.shards import Shard
-from cqm.display import html_facts
+from cqm.display import data_frame, html_facts
 from cqm.names import bracketed, checked_action_names, shortened
 from cqm.quotient import Reference, center
 from cqm.worlds.nuisance import mix
@@ -265,6 +266,14 @@ class Branches:
         if name not in self.array_names():
             raise ValueError(f"unknown array {name!r}; available: {self.array_names()}")
         return np.concatenate([s.read(name, slice(a, b)) for s, a, b in self._parts])
+
+    def to_pandas(self) -> Any:
+        """A `pandas.DataFrame` with one row per branch; see `cqm.branches.export`."""
+        return data_frame(branch_columns(self))
+
+    def to_parquet(self, path: str | Path) -> None:
+        """Write one row per branch to a Parquet file, for analysis elsewhere."""
+        write_parquet(self, path)
 
     def verify(self) -> None:
         """Check every byte of the set against its checksums."""

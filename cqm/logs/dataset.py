@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike
 from cqm import storage
 from cqm.branches.dataset import Branches, split_size
 from cqm.branches.recipe import Continuation, Recipe, draw_actions
-from cqm.display import html_facts
+from cqm.display import data_frame, html_facts, named_columns
 from cqm.logs.coverage import Coverage, measure_coverage
 from cqm.logs.validate import (
     AXES,
@@ -359,6 +359,17 @@ class Logs:
     def _arrays(self) -> dict[str, Any]:
         """The arrays with one row per trajectory."""
         return {name: values for name in AXES if (values := getattr(self, name)) is not None}
+
+    def to_pandas(self) -> Any:
+        """A `pandas.DataFrame` with one row per trajectory."""
+        return data_frame(
+            {
+                "action": self.first_actions,
+                "action_name": np.array(self.action_names)[self.first_actions],
+                **named_columns("observation", self.observation_names, self.observations),
+                **named_columns("outcome", self.feature_names, self.outcomes),
+            }
+        )
 
     def coverage(self) -> Coverage:
         """Measure how often each action was taken, and where; see `Coverage`."""
