@@ -373,7 +373,7 @@ def mean_curves(
     for method in (method for method in methods if method in values):
         most = max(len(ys) for ys in values[method].values())
         points = [
-            (x, sum(ys) / most) for x, ys in sorted(values[method].items()) if len(ys) == most
+            (x, math.fsum(ys) / most) for x, ys in sorted(values[method].items()) if len(ys) == most
         ]
         step = math.ceil(len(points) / _POINTS)
         kept = points[::step] if (len(points) - 1) % step == 0 else [*points[::step], points[-1]]

@@ -189,8 +189,8 @@ class Results:
         if not rows:
             return math.nan, math.nan
         # Each seed has its own states, so the errors are independent.
-        error = math.sqrt(sum(row[f"{measure}_se"] ** 2 for row in rows)) / len(rows)
-        return sum(row[measure] for row in rows) / len(rows), error
+        error = math.sqrt(math.fsum(row[f"{measure}_se"] ** 2 for row in rows)) / len(rows)
+        return math.fsum(row[measure] for row in rows) / len(rows), error
 
     def chance(self, domain: str) -> float:
         """Accuracy of a random choice; NaN if the number of actions was not recorded."""
@@ -203,7 +203,7 @@ class Results:
         shares: dict[int, list[float]] = {}
         for row in rows:
             shares.setdefault(row["index"], []).append(row["energy"])
-        return [sum(shares[index]) / len(shares[index]) for index in sorted(shares)]
+        return [math.fsum(shares[index]) / len(shares[index]) for index in sorted(shares)]
 
     @cached_property
     def _by_job(self) -> dict[tuple[str, str], dict[int, Row]]:
