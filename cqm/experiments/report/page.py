@@ -126,7 +126,7 @@ def _table(table: Table) -> str:
     fold = ""
     if any(map(_is_folded, table.rows)):
         fold = f'<input type="checkbox" id="fold-{table.name}" class="fold">'
-        fold += f'<label for="fold-{table.name}">Show the Student-t intervals</label>'
+        fold += f'<label for="fold-{table.name}">Show Student-t intervals below each score</label>'
     return (
         f'<h3 id="table-{table.name}">{escape(table.title)}</h3><p>{escape(table.caption)}</p>'
         + fold
@@ -184,7 +184,7 @@ def three_figures(cell: Cell) -> str:
     decimal = r"\d+\.\d+(?![\de])"
     size = max(map(float, re.findall(decimal, cell.text)), default=1.0)
     if not size:
-        return "0"
+        return re.sub(rf"\+?{decimal}", "0", cell.text)
     power = int(f"{size:.2e}".partition("e")[2])
     shift = power if power < -4 else 0
 
