@@ -43,7 +43,7 @@ def write_parquet(branches: Branches, path: str | Path) -> None:
     try:
         from pyarrow import parquet, table
     except ImportError as error:
-        raise ImportError("to_parquet needs pyarrow; install cqm[logs]") from error
+        raise ImportError("to_parquet needs pyarrow: pip install 'cqm[parquet]'") from error
     first = table(branch_columns(branches[:1]))
     with (
         storage.atomic_file(path) as file,
