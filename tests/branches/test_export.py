@@ -56,5 +56,5 @@ def test_without_pandas_the_way_out_is_named(branches, monkeypatch, tmp_path):
     with pytest.raises(ImportError, match="to_pandas needs pandas; install it with"):
         branches.to_pandas()
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(ImportError, match=r"to_parquet needs pyarrow: pip install 'cqm\[parquet\]'"):
+    with pytest.raises(ImportError, match=r"needs pyarrow: pip install 'cqm\[parquet\]'"):
         branches.to_parquet(tmp_path / "x.parquet")
