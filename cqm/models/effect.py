@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -23,7 +24,7 @@ from cqm.models.preprocessing import (
 )
 from cqm.models.scorer import Scorer
 from cqm.models.stream import RowsFn, open_source
-from cqm.models.training import Source, Training, Validation
+from cqm.models.training import MemberLossFn, Source, Training, Validation
 from cqm.models.transition import Transition, single_step_loss, step_spread, unrolled_loss
 from cqm.quotient import ComparisonGraph, Reference, center, edge_loss
 
@@ -57,6 +58,7 @@ class EffectModel(Estimator):
         draws: Number of fresh continuations that `unrolled` averages over.
         training: Settings of the training loop; by default those that suit the method. `unrolled`
             trains twice with them, first on single steps and then on whole branches.
+        updates: Number of gradient steps of each training; by default as in `training`.
         validation: Share of the families to hold out. The network that is best on them is kept, and
             training stops early when it no longer improves; 0 trains on all families to the end.
         patience: Training stops after this many chunks without a better validation loss.
@@ -83,6 +85,7 @@ class EffectModel(Estimator):
         graph: ComparisonGraph | None = None,
         draws: int = 64,
         training: Training | None = None,
+        updates: int | None = None,
         validation: float = 0.0,
         patience: int = 8,
         memory_gb: float = 2.0,
@@ -97,6 +100,7 @@ class EffectModel(Estimator):
         self.graph = graph
         self.draws = draws
         self.training = training
+        self.updates = updates
         self.validation = validation
         self.patience = patience
         self.memory_gb = memory_gb
@@ -153,7 +157,7 @@ class EffectModel(Estimator):
     def _check_params(self) -> None:
         self._one_of("method", ("auto", "direct", "unrolled"))
         self._one_of("conditioning", ("none", "whiten", "effect"))
-        self._at_least(width=1, members=1, draws=1, patience=1, decoder_rank=1)
+        self._at_least(width=1, members=1, draws=1, patience=1, decoder_rank=1, updates=1)
         if not 0 <= self.validation < 1:
             raise ValueError(f"validation must be in [0, 1); got {self.validation}")
         if not self.memory_gb > 0:
@@ -174,6 +178,12 @@ class EffectModel(Estimator):
         missing = [needed for needed, absent in obstacles.items() if absent]
         if self.method == "unrolled" and missing:
             raise ValueError(f"the method 'unrolled' needs {', and '.join(missing)}")
+        if self.method == "auto" and missing and branches.recipe.per_step:
+            warnings.warn(
+                "the branches have the features of every step, but they cannot be unrolled: the "
+                f"method 'unrolled' needs {', and '.join(missing)}; fitting with method='direct'",
+                stacklevel=6,  # the caller of `fit`
+            )
         return "direct" if missing or self.method == "direct" else "unrolled"
 
 
@@ -254,8 +264,8 @@ class _EffectFit:
         network = model._ensemble(
             lambda key: Network(*sizes, rank=rank, width=model.width, key=key)
         )
-        training = model.training or Training(updates=8_000, schedule="cosine")
-        network = self._train(network, loss, *self._data(rows), training)
+        training = model._training_settings(Training(updates=8_000, schedule="cosine"))
+        network = self._train(network, *self._data(rows), ("effect", loss, training))
         return DirectPredictor(inputs, self.size * basis, network)
 
     def _unrolled(self) -> UnrolledPredictor:
@@ -294,26 +304,17 @@ class _EffectFit:
         network = model._ensemble(
             lambda key: Transition(*sizes, width=model.width, has_latent=has_latent, key=key)
         )
+        stages: list[tuple[str, MemberLossFn, Training]] = []
         if not has_latent:
             spread = step_spread(source.window(0))
-            chosen = model.training or replace(TRAINING, learning_rate=1e-3)
-            quick = replace(chosen, batch_size=min(32, chosen.batch_size))
-            network = self._train(
-                network,
-                lambda member, batch: single_step_loss(member, batch, spread),
-                source,
-                validation,
-                quick,
-                name="steps",
-            )
+            quick = model._training_settings(replace(TRAINING, learning_rate=1e-3))
+            quick = replace(quick, batch_size=min(32, quick.batch_size))
+            steps_loss = lambda member, batch: single_step_loss(member, batch, spread)
+            stages.append(("steps", steps_loss, quick))
         fixed = (jnp.asarray(recipe.discounts, jnp.float32), jnp.asarray(scales, jnp.float32))
-        network = self._train(
-            network,
-            lambda member, batch: unrolled_loss(member, batch, *fixed),
-            source,
-            validation,
-            model.training or TRAINING,
-        )
+        loss = lambda member, batch: unrolled_loss(member, batch, *fixed)
+        stages.append(("effect", loss, model._training_settings(TRAINING)))
+        network = self._train(network, source, validation, *stages)
         return UnrolledPredictor(
             inputs,
             self.size * basis,
@@ -326,13 +327,9 @@ class _EffectFit:
     def _data(self, rows_fn: RowsFn) -> tuple[Source, Validation | None]:
         """Training rows and, if some families are held out, validation rows."""
         model, validation = self.model, None
-        seed = model.training.seed if model.training else None
-        source = open_source(
-            self.branches,
-            rows_fn,
-            memory_gb=model.memory_gb,
-            seed=model.seed if seed is None else seed,
-        )
+        seed = model._training_settings(TRAINING).seed
+        assert seed is not None
+        source = open_source(self.branches, rows_fn, memory_gb=model.memory_gb, seed=seed)
         if self.held_out is not None:
             validation = Validation(rows_fn(self.held_out[:_VALIDATION_FAMILIES]), model.patience)
         return source, validation
@@ -340,12 +337,9 @@ class _EffectFit:
     def _train(
         self,
         network: Any,
-        loss_fn: Callable[[Any, Mapping[str, Array]], Array],
         source: Source,
         validation: Validation | None,
-        training: Training,
-        *,
-        name: str = "effect",
+        *stages: tuple[str, MemberLossFn, Training],
     ) -> Any:
-        options = {**self.options, "name": name, "validation": validation}
-        return self.model._train(network, loss_fn, source, training, self.digest, options)
+        options = {**self.options, "validation": validation}
+        return self.model._train(network, stages, source, self.digest, options)

@@ -9,9 +9,11 @@ from __future__ import annotations
 import abc
 import copy
 import dataclasses
+import functools
 import inspect
 import platform
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
@@ -37,7 +39,15 @@ from cqm.models.files import (
 )
 from cqm.models.predictors import Predictor, restore_predictor
 from cqm.models.scorer import check_observations
-from cqm.models.training import MemberLossFn, Source, Training, stacked_members, train_members
+from cqm.models.training import (
+    MemberLossFn,
+    Source,
+    Training,
+    expected_seconds,
+    stacked_members,
+    train_members,
+)
+from cqm.progress import say
 from cqm.queries import Query, QueryLike
 from cqm.quotient import ComparisonGraph, Reference, as_reference, center, contrast
 
@@ -61,6 +71,7 @@ class Estimator(abc.ABC):
     members: int
     reference: Reference
     training: Training | None
+    updates: int | None
     seed: int
 
     # Set by `fit`.
@@ -139,6 +150,7 @@ class Estimator(abc.ABC):
         self.versions_ = {"cqm": cqm.__version__, "python": platform.python_version()}
         self.versions_ |= {name: version(name) for name in ("jax", "equinox", "optax", "numpy")}
         options = {"directory": directory, "show_progress": show_progress}
+        say(f"learning from {len(data):,} {self.examples}", show_progress)
         self.predictor_ = self._learn(data, options)
         return self
 
@@ -146,33 +158,46 @@ class Estimator(abc.ABC):
         """The initial networks of all members, stacked."""
         return stacked_members(make_fn, self.members, self.seed)
 
+    def _training_settings(self, default: Training) -> Training:
+        """The model's own settings, or these, with the model's seed and number of updates."""
+        training = (self.training or default).with_seed(self.seed)
+        return training if self.updates is None else replace(training, updates=self.updates)
+
     def _train(
         self,
         networks: Network,
-        loss_fn: MemberLossFn,
+        stages: Sequence[tuple[str, MemberLossFn, Training]],
         source: Source | Mapping[str, Any],
-        training: Training,
         data_digest: str,
         options: Mapping[str, Any],
     ) -> Network:
-        """Train all members side by side and record how it went."""
-        training = training.with_seed(self.seed)
-        trained = train_members(
-            networks,
-            loss_fn,
-            source,
-            training,
-            identity=self._identity(data_digest),
-            defaults=self._identity_defaults(),
-            **options,
-        )
-        self.losses_ = trained.losses
-        record = {**dataclasses.asdict(training), "updates_made": trained.updates}
-        record["batch_size"] *= self.members
-        if trained.validation_losses.size:
-            record["validation_loss"] = float(trained.validation_losses.min())
-        self.training_[options["name"]] = record
-        return trained.model
+        """Train all members side by side, stage by stage, and record how it went."""
+
+        def seconds(stages: Sequence[tuple[str, MemberLossFn, Training]]) -> float:
+            return sum(
+                expected_seconds(train_members, networks, loss_fn, source, training)
+                for _, loss_fn, training in stages
+            )
+
+        for i, (name, loss_fn, training) in enumerate(stages):
+            trained = train_members(
+                networks,
+                loss_fn,
+                source,
+                training,
+                name=name,
+                identity=self._identity(data_digest),
+                defaults=self._identity_defaults(),
+                later_fn=functools.partial(seconds, stages[i + 1 :]),
+                **options,
+            )
+            networks, self.losses_ = trained.model, trained.losses
+            record = {**dataclasses.asdict(training), "updates_made": trained.updates}
+            record["batch_size"] *= self.members
+            if trained.validation_losses.size:
+                record["validation_loss"] = float(trained.validation_losses.min())
+            self.training_[name] = record
+        return networks
 
     def _identity(self, data_digest: str) -> dict[str, Any]:
         """Identity of the model and the data that a checkpoint belongs to."""

@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from numpy.typing import ArrayLike
 
 from cqm import storage
 from cqm.bounds import total_mass
@@ -26,8 +27,8 @@ from cqm.models.log_estimator import WIDTH, LogEstimator, check_cells
 from cqm.models.network import Classifier
 from cqm.models.predictors import FourierPredictor, Predictor, TablePredictor
 from cqm.models.preprocessing import Coordinates
-from cqm.models.scorer import check_observations
-from cqm.models.training import Training, train
+from cqm.models.training import Training, expected_seconds, train
+from cqm.observations import as_observations
 from cqm.quotient import Reference, center
 from cqm.regression import (
     RandomFourierFeatures,
@@ -65,6 +66,7 @@ class HindsightModel(LogEstimator):
             are visible (generalised instead of ordinary least squares).
         reference: Distribution over actions at which effects are centred; uniform by default.
         training: Settings of the training loop of `network`; by default those that suit it.
+        updates: Number of gradient steps of each training; by default as in `training`.
         seed: Random seed.
 
     >>> rng = np.random.default_rng(0)
@@ -89,6 +91,7 @@ class HindsightModel(LogEstimator):
         weighting: bool = True,
         reference: Reference = None,
         training: Training | None = None,
+        updates: int | None = None,
         seed: int = 0,
     ):
         self.method = method
@@ -99,6 +102,7 @@ class HindsightModel(LogEstimator):
         self.weighting = weighting
         self.reference = reference
         self.training = training
+        self.updates = updates
         self.seed = seed
 
     def _check_params(self) -> None:
@@ -112,7 +116,7 @@ class HindsightModel(LogEstimator):
             return self._learn_table(logs)
         return self._learn_network(logs, options)
 
-    def reward_advantage(self, observations: np.ndarray, reward_fn: RewardFn) -> np.ndarray:
+    def reward_advantage(self, observations: ArrayLike, reward_fn: RewardFn) -> np.ndarray:
         """Centred values of any reward of the features, linear or not, `[n, actions]`.
 
         ∫ r h dM̄ over the logged events, which are samples of the reference measure, distilled
@@ -122,7 +126,7 @@ class HindsightModel(LogEstimator):
         are visible with `weighting=False`.
 
         Args:
-            observations: `[n, observations]`.
+            observations: `[n, observations]`, or `[observations]` of one state.
             reward_fn: Maps features `[..., features]` to rewards `[...]`.
         """
         self._fitted()
@@ -130,7 +134,7 @@ class HindsightModel(LogEstimator):
             raise ValueError(
                 "a loaded model has no ratios of logged events; fit it again, or use a Query"
             )
-        observations = check_observations(observations, len(self.observation_names))
+        states = as_observations(observations, self.observation_names)
         rewards = np.asarray(reward_fn(self._events), float)
         if rewards.shape != self._events.shape[:-1] or not np.isfinite(rewards).all():
             raise ValueError(
@@ -146,7 +150,8 @@ class HindsightModel(LogEstimator):
                 stacklevel=2,
             )
         predictor = self._distil_fn(rewards[..., None])
-        return center(predictor(observations)[0], self.reference)[..., 0]
+        values = center(predictor(np.atleast_2d(states))[0], self.reference)[..., 0]
+        return values if states.ndim == 2 else values[0]
 
     def _learn_table(self, logs: Logs) -> Predictor:
         states, events = Table.of(logs.observations), Table.of(_flat(logs.features))
@@ -233,6 +238,7 @@ class HindsightModel(LogEstimator):
                 {name: values[training] for name, values in rows.items()},
                 logs,
                 {**options, "name": f"classifier-{fold}"},
+                num_later=self.folds - 1 - fold,
             )
             scores = _scores(classifier, rows)
             by_temperature = [
@@ -253,7 +259,7 @@ class HindsightModel(LogEstimator):
         return ratio
 
     def _fit_classifier(
-        self, rows: Mapping[str, Any], logs: Logs, options: Mapping[str, Any]
+        self, rows: Mapping[str, Any], logs: Logs, options: Mapping[str, Any], num_later: int
     ) -> Classifier:
         horizon, width = logs.recipe.horizon, self.width or WIDTH
         size = rows["inputs"].shape[1] + rows["events"].shape[2] + horizon
@@ -268,13 +274,19 @@ class HindsightModel(LogEstimator):
             scores = jax.nn.log_softmax(batch["prior"] + model(jnp.concatenate(both, axis=1)))
             return -jnp.mean(jnp.take_along_axis(scores, batch["actions"][:, None], axis=1))
 
+        training = self._training_settings(_TRAINING)
+
+        def later() -> float:
+            return num_later and num_later * expected_seconds(train, network, loss, rows, training)
+
         return train(
             network,
             loss,
             rows,
-            (self.training or _TRAINING).with_seed(self.seed),
+            training,
             identity=self._identity(storage.sha256_arrays(rows)),
             defaults=self._identity_defaults(),
+            later_fn=later,
             **options,
         ).model
 

@@ -44,8 +44,8 @@ class LogEstimator(Estimator):
         return self._fit(logs, directory, show_progress)
 
     def _check_params(self) -> None:
-        self._at_least(width=1, members=1, folds=2)
-        for name in ("width", "training"):
+        self._at_least(width=1, members=1, folds=2, updates=1)
+        for name in ("width", "training", "updates"):
             if getattr(self, name) is not None and self.method not in self.network_methods:
                 raise ValueError(
                     f"{name} is for methods that train a network ({', '.join(self.network_methods)}"

@@ -69,10 +69,10 @@ def fit_steps(
         errors = predicted - jnp.moveaxis(batch["steps"], 2, 0)
         return jnp.mean((errors / spread[:, None, None]) ** 2)
 
-    quick = model.training or _TRAINING
+    quick = model._training_settings(_TRAINING)
     slow = replace(quick, learning_rate=quick.learning_rate / 2, updates=quick.updates // 2)
-    for name, loss, training in (("steps", one_step, quick), ("unrolled", all_steps, slow)):
-        network = model._train(network, loss, rows, training, digest, {**options, "name": name})
+    stages = (("steps", one_step, quick), ("unrolled", all_steps, slow))
+    network = model._train(network, stages, rows, digest, options)
 
     rng = np.random.default_rng(model.seed)
     drawn: np.ndarray = rng.random((model.draws, logs.recipe.horizon - 1))

@@ -50,6 +50,7 @@ class ResidualModel(LogEstimator):
             are visible (generalised instead of ordinary least squares).
         reference: Distribution over actions at which effects are centred; uniform by default.
         training: Settings of the training loop of `steps`; by default those that suit it.
+        updates: Number of gradient steps of the first training; by default as in `training`.
         seed: Random seed.
 
     >>> rng = np.random.default_rng(0)
@@ -76,6 +77,7 @@ class ResidualModel(LogEstimator):
         weighting: bool = True,
         reference: Reference = None,
         training: Training | None = None,
+        updates: int | None = None,
         seed: int = 0,
     ):
         self.method = method
@@ -88,6 +90,7 @@ class ResidualModel(LogEstimator):
         self.weighting = weighting
         self.reference = reference
         self.training = training
+        self.updates = updates
         self.seed = seed
 
     def _check_params(self) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -23,12 +24,13 @@ from jax import Array
 
 from cqm import storage
 from cqm.models.training_log import TrainingLog
-from cqm.progress import progress
+from cqm.progress import duration, is_shown, progress, say
 
 Model = TypeVar("Model", bound=eqx.Module)
 Batch = dict[str, Array]
 LossFn = Callable[[Any, Batch, Array, Any], Array]  # model, batch, random key, target -> loss
 MemberLossFn = Callable[[Any, Batch], Array]  # one member, its own batch -> loss
+_TIMED_UPDATES = 8
 
 
 @dataclass(frozen=True)
@@ -140,6 +142,7 @@ def train(
     defaults: Mapping[str, Any] | None = None,
     validation: Validation | None = None,
     evaluate_fn: Callable[[Model], Mapping[str, float]] | None = None,
+    later_fn: Callable[[], float] = lambda: 0.0,
     show_progress: bool | None = None,
 ) -> Trained[Model]:
     """Fit a model by stochastic gradient descent.
@@ -159,6 +162,8 @@ def train(
             setting does not invalidate it.
         validation: Rows for choosing the best model and for early stopping.
         evaluate_fn: Further metrics of the model, computed after each chunk.
+        later_fn: Estimates how many seconds the trainings after this one take; it is called only
+            where progress is shown, for the expected time.
         show_progress: See `cqm.progress.progress`.
     """
     if training.seed is None:
@@ -181,12 +186,21 @@ def train(
         files = _Files(Path(directory), name, settings, filled_in)
         step, losses, held_out, state = files.load(state)
     key = jax.random.key(training.seed)
-    run = _compiled_chunk(loss_fn, training)
+    shown = step < training.updates and is_shown(show_progress)
+    later = later_fn() if shown else 0.0
     measure = None if validation is None else _compiled_validation(loss_fn, validation, training)
     with (
-        progress(name, training.updates, unit="updates", done=step, show=show_progress) as advance,
+        progress(
+            name,
+            training.updates,
+            unit="updates",
+            done=step,
+            first="compiling",
+            show=show_progress,
+        ) as advance,
         contextlib.closing(files) if files is not None else contextlib.nullcontext(),
     ):
+        run = _compiled_chunk(loss_fn, training, compiled_fn=lambda: advance(0))
         while step < training.updates and _chunks_since_best(held_out) < patience:
             num = min(training.chunk, training.updates - step)
             # The window is not given a name, which would keep it in memory while the next one is
@@ -204,7 +218,11 @@ def train(
                 metrics |= evaluate_fn(state.model)
             if files is not None:
                 files.save(step, losses, held_out, state, metrics)
-            advance(num)
+            left = advance(num) + later
+            if shown and left >= 1:
+                at_most = "" if validation is None else "at most "
+                say(f"expected time: {at_most}{duration(left)}")
+            shown = False
     model = state.model if validation is None else state.best
     return Trained(model, np.array(losses), np.array(held_out), step)
 
@@ -236,6 +254,26 @@ def train_members(
 
     together = replace(training, batch_size=members * training.batch_size)
     return train(networks, loss, source, together, **options)
+
+
+def expected_seconds(
+    train_fn: Callable[..., Any],
+    model: Model,
+    loss_fn: Callable,
+    source: Source | Mapping[str, Any],
+    training: Training,
+) -> float:
+    """How long `train` or `train_members` would take, measured on a few updates of a copy."""
+    rows = source if isinstance(source, Mapping) else source.window(0)
+    short = replace(training, updates=2 * _TIMED_UPDATES, chunk=_TIMED_UPDATES)
+    ended: list[float] = []  # the first chunk is compiled, the second is timed
+
+    def note_time(model: Model) -> dict[str, float]:
+        ended.append(time.monotonic())
+        return {}
+
+    train_fn(model, loss_fn, rows, short, evaluate_fn=note_time, show_progress=False)
+    return training.updates * (ended[1] - ended[0]) / _TIMED_UPDATES
 
 
 def stacked_members(make_fn: Callable[[Array], Model], members: int, seed: int) -> Model:
@@ -284,7 +322,10 @@ def _compiled_validation(
     return lambda state: measure(batches, state)
 
 
-def _compiled_chunk(loss_fn: LossFn, training: Training) -> Callable:
+def _compiled_chunk(
+    loss_fn: LossFn, training: Training, compiled_fn: Callable[[], Any]
+) -> Callable:
+    """A function that makes a number of updates; it calls `compiled_fn` once it is compiled."""
     optimiser = training.optimiser()
 
     def update(state: _State, window: Batch, key: Array) -> tuple[_State, Array]:
@@ -322,7 +363,18 @@ def _compiled_chunk(loss_fn: LossFn, training: Training) -> Callable:
         arrays, losses = jax.lax.scan(body, arrays, first + jnp.arange(num))
         return eqx.combine(arrays, static), jnp.mean(losses)
 
-    return lambda state, window, key, first, num: run((window, key, jnp.asarray(first), num), state)
+    compiled: dict[int, Callable] = {}
+
+    def compile_and_run(
+        state: _State, window: Batch, key: Array, first: int, num: int
+    ) -> tuple[_State, Array]:
+        arguments = (window, key, jnp.asarray(first), num), state
+        if num not in compiled:
+            compiled[num] = run.lower(*arguments).compile()  # type: ignore[attr-defined]
+            compiled_fn()
+        return compiled[num](*arguments)
+
+    return compile_and_run
 
 
 class _Files:

@@ -9,7 +9,7 @@ from support.worlds import excess, pendulum_world
 
 import cqm
 from cqm import storage
-from cqm.models.effect import EffectModel
+from cqm.models.effect import TRAINING, EffectModel
 from cqm.models.preprocessing import input_coordinates, output_basis
 from cqm.models.scorer import Scorer
 from cqm.models.training import Training
@@ -239,7 +239,8 @@ def test_arms_that_do_not_connect_the_actions_are_refused(world):
 
 
 def test_pairwise_training_on_a_graph(branches, held_out):
-    model = EffectModel(graph=ComparisonGraph.path(3), width=64, training=QUICK).fit(branches)
+    settings = {"graph": ComparisonGraph.path(3), "width": 64, "training": QUICK}
+    model = EffectModel(method="direct", **settings).fit(branches)
     assert excess(model, held_out) < 0.06
 
 
@@ -405,8 +406,10 @@ def test_a_single_state_has_effects_too(settings):
 @pytest.mark.parametrize("wanted", [{"decoder_rank": 1}, {"conditioning": "none"}])
 def test_parameters_that_unrolling_cannot_use_choose_the_other_method(branches, wanted):
     quick = Training(updates=1, batch_size=4, chunk=1)
-    model = EffectModel(width=8, training=quick, **wanted).fit(branches[:50])
+    with pytest.warns(UserWarning, match="of every step, but they cannot be unrolled") as caught:
+        model = EffectModel(width=8, training=quick, **wanted).fit(branches[:50])
     assert model.method_ == "direct"
+    assert [warning.filename for warning in caught] == [__file__]  # once, where `fit` is called
     with pytest.raises(ValueError, match="the method 'unrolled' needs"):
         EffectModel(method="unrolled", **wanted).fit(branches[:50])
 
@@ -431,6 +434,39 @@ def test_what_unrolling_needs_is_said(world):
     branches = cqm.collect(noisy, states=20, per_step=True, seed=1, **SETTINGS)
     with pytest.raises(ValueError, match="needs a world without noise of its own"):
         EffectModel(method="unrolled").fit(branches)
+    with pytest.warns(UserWarning, match="needs a world without noise of its own"):
+        assert EffectModel(width=8, updates=1).fit(branches).method_ == "direct"
+
+
+def test_updates_are_those_of_every_training_and_nothing_else_changes(branches):
+    model = EffectModel(width=8, updates=3).fit(branches[:50])
+    assert {name: run["updates_made"] for name, run in model.training_.items()} == {
+        "steps": 3,
+        "effect": 3,
+    }
+    assert model.training_["effect"]["learning_rate"] == TRAINING.learning_rate
+    assert model.training_["effect"]["schedule"] == TRAINING.schedule
+    own = Training(updates=5, batch_size=4, seed=9)
+    model = EffectModel(method="direct", width=8, training=own, updates=3).fit(branches[:50])
+    assert model.training_["effect"]["batch_size"] == 4
+    assert model.training_["effect"]["updates_made"] == 3
+    with pytest.raises(ValueError, match="updates must be at least 1; got 0"):
+        EffectModel(updates=0).fit(branches[:50])
+
+
+def test_fitting_says_what_it_does_and_how_long_all_trainings_take(branches, capsys, monkeypatch):
+    seconds = {"single_step_loss": 50.0, "unrolled_loss": 200.0}
+    monkeypatch.setattr(
+        "cqm.models.estimator.expected_seconds",
+        lambda train_fn, model, loss_fn, *rest: seconds[loss_fn.__code__.co_names[0]],
+    )
+    training = Training(updates=2, chunk=1)
+    EffectModel(width=8, training=training).fit(branches[:50], show_progress=True)
+    said = capsys.readouterr().err.splitlines()
+    assert said[0] == "learning from 50 branch families"
+    assert said[1] == "steps: compiling, then 2 updates"
+    assert "expected time: 3 min 20 s" in said  # of the effect that is trained after the steps
+    assert "effect: compiling, then 2 updates" in said
 
 
 def test_several_draws_are_several_training_examples(world, held_out):

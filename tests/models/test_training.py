@@ -1,6 +1,8 @@
 import contextlib
 import json
+import re
 import sys
+import time
 import types
 from typing import ClassVar
 
@@ -11,7 +13,7 @@ import numpy as np
 import pytest
 
 from cqm.models.network import Linear
-from cqm.models.training import InMemory, Training, Validation, train
+from cqm.models.training import InMemory, Training, Validation, expected_seconds, train
 from cqm.storage import DamagedFileError
 
 RNG = np.random.default_rng(0)
@@ -262,3 +264,29 @@ def test_a_loss_that_is_no_number_stops_the_training():
 def test_bad_settings_are_refused(wrong):
     with pytest.raises(ValueError, match="must be"):
         Training(**wrong)
+
+
+def test_progress_says_what_it_does_and_the_expected_time(capsys):
+    train(start(), squared_error, DATA, SETTINGS, later_fn=lambda: 200.0, show_progress=True)
+    printed = capsys.readouterr().err.splitlines()
+    assert printed[0] == "training: compiling, then 600 updates"
+    assert re.fullmatch(r"training: 100/600 updates, [\d,]+/s, 0 s left", printed[1])
+    assert printed[2] == "expected time: 3 min 20 s"  # the 200 seconds that follow included
+    assert printed[-1].startswith("training: 600/600 updates, ")
+
+
+def test_later_trainings_are_timed_only_if_someone_listens(tmp_path):
+    def unwanted():
+        raise AssertionError
+
+    options = {"directory": tmp_path, "later_fn": unwanted}
+    train(start(), squared_error, DATA, SETTINGS, **options, show_progress=False)
+    train(start(), squared_error, DATA, SETTINGS, **options, show_progress=True)  # found finished
+
+
+def test_the_expected_time_is_that_of_all_updates_without_compiling():
+    def slow(model, batch, key, target):
+        jax.debug.callback(lambda: time.sleep(0.01))
+        return squared_error(model, batch, key, target)
+
+    assert 6 <= expected_seconds(train, start(), slow, DATA, SETTINGS) < 60
