@@ -140,28 +140,16 @@ def difference(results: Results, domain: str, key: str, one: str, other: str) ->
     return estimate(mine[seed] - theirs[seed] for seed in common) if common else None
 
 
-def _means(
-    results: Results, domain: str, key: str, seeds: Sequence[int] | None
-) -> dict[str, float]:
-    """Defined means of the paper's methods, best first."""
+def best(results: Results, domain: str, key: str, seeds: Sequence[int] | None = None) -> list[str]:
+    """The learned method of the paper with the best mean, or several if they tie exactly."""
     means = {
         method: ours.mean
         for method in MEASURES[key].methods
         if (ours := score(results, domain, method, key, seeds)) and not math.isnan(ours.mean)
     }
-    sign = -1 if MEASURES[key].higher_is_better else 1
-    return dict(sorted(means.items(), key=lambda item: sign * item[1]))
-
-
-def ranking(results: Results, domain: str, key: str) -> list[str]:
-    """The paper's learned methods that have the score, best first."""
-    return list(_means(results, domain, key, None))
-
-
-def best(results: Results, domain: str, key: str, seeds: Sequence[int] | None = None) -> list[str]:
-    """The learned method of the paper with the best mean, or several if they tie exactly."""
-    means = _means(results, domain, key, seeds)
-    return [method for method, mean in means.items() if mean == next(iter(means.values()))]
+    choose = max if MEASURES[key].higher_is_better else min
+    first = choose(means.values(), default=math.nan)
+    return [method for method, mean in means.items() if mean == first]
 
 
 def against_paper(

@@ -213,7 +213,9 @@ def test_the_picture_has_the_contenders_the_ceiling_and_chance(run):
             if method.partition("+")[0] not in ("cqm", "default", "oracle", "zero", "random")
         )
         assert f"{best:.3f}" in texts
-    assert all(float(x) < 310 for x in re.findall(r'<text[^>]* x="([\d.]+)"', svg))
+    ends = {text: float(x) for x, text in re.findall(r'<text[^>]* x="([\d.]+)"[^>]*>([^<]*)<', svg)}
+    numbers = [x for text, x in ends.items() if re.fullmatch(r"\d\.\d{3}", text)]
+    assert ends["1.00"] + 25 < min(numbers) == max(numbers) < 310  # a column beside the bars
 
 
 PARTS = {

@@ -20,7 +20,6 @@ from cqm.experiments.scores import (
     domain_title,
     score,
     title_of,
-    titles_of,
 )
 from cqm.experiments.studies import logs_views
 
@@ -215,22 +214,16 @@ def _walker(results: Results) -> str:
 
 def _conditioned(results: Results) -> str:
     """Which of the paper's methods is best when all of them have conditioned input."""
-    won: dict[str, list[str]] = {}
+    found = {}
     for domain in results.domains:
-        means = {
-            method: ours.mean
-            for method in paper.METHODS
-            if (ours := score(results, domain, f"{method}+effect", "accuracy"))
-        }
-        if len(means) == len(paper.METHODS):
-            leaders = [method for method, mean in means.items() if mean == max(means.values())]
-            won.setdefault(titles_of(leaders), []).append(domain_title(domain))
-    if not won:
+        scores = {m: score(results, domain, f"{m}+effect", "accuracy") for m in paper.METHODS}
+        if None not in scores.values():
+            found[domain] = {method: ours for method, ours in scores.items() if ours}
+    if not found:
         return ""
-    parts = [f"{method} on {_list(where)}" for method, where in won.items()]
     return (
         "With the same conditioned input for every method (and CQM-B's output restricted to the "
-        f"span of the effects), the most accurate is {_list(parts)}."
+        f"span of the effects), the most accurate is {_leaders(found)}."
     )
 
 
