@@ -59,7 +59,7 @@ def test_a_setting_that_fails_is_kept_and_shown(tmp_path, monkeypatch):
     assert [failure["error"] for failure in load(tmp_path).failed] == ["no memory"]
     report.write(tmp_path)
     page = (tmp_path / "report.html").read_text()
-    assert "One job failed" in page
+    assert "1 job failed" in page
     assert "<td>state logs, nuisance 64</td><td>no memory</td>" in page
 
 
