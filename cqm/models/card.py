@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from cqm.decisions import Calibration
 from cqm.models.network import num_parameters
+from cqm.names import counted_actions, shortened
 
 if TYPE_CHECKING:
     from cqm.models.estimator import Estimator
@@ -27,7 +28,7 @@ def write_card(model: Estimator) -> str:
     sections = {
         "World": [
             f"{world['name']}: {len(model.observation_names)} observations, "
-            f"{len(model.feature_names)} features, {len(model.candidate_actions_)} actions{mixed}"
+            f"{len(model.feature_names)} features, {counted_actions(model.action_names_)}{mixed}"
         ],
         "Data": [
             f"learned from {model.num_examples_:,} {model.examples} (horizon {recipe.horizon}, "
@@ -53,6 +54,24 @@ def write_card(model: Estimator) -> str:
     for title, lines in sections.items():
         text += f"\n## {title}\n" + "".join(f"- {line}\n" for line in lines)
     return text
+
+
+def model_facts(model: Estimator) -> dict[str, object]:
+    """What a fitted model is about and how good it is, in a few lines."""
+    calibration, error = model.calibration_, "unknown; measure it with calibrate"
+    if calibration is not None:
+        error = (
+            f"{calibration.excess_error:.3g} on {len(calibration.residuals):,} held-out states "
+            "(0 is perfect, 1 is predicting nothing)"
+        )
+    return {
+        "world": model.world_["name"],
+        "actions": shortened(model.action_names_),
+        "features": shortened(model.feature_names),
+        "learned from": f"{model.num_examples_:,} {model.examples}",
+        "method": model.method_,
+        "excess error": error,
+    }
 
 
 def _network(model: Estimator) -> list[str]:

@@ -152,7 +152,8 @@ class EffectModel(Estimator):
 
     def to_numpy(self) -> Scorer:
         """The same effects with NumPy alone; `Scorer.load` reads them from a saved model."""
-        return Scorer(self._fitted().arrays(), self.reference)
+        arrays, names = self._fitted().arrays(), self.observation_names
+        return Scorer(arrays, self.reference, observation_names=names)
 
     def _check_params(self) -> None:
         self._one_of("method", ("auto", "direct", "unrolled"))

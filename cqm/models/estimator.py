@@ -26,8 +26,9 @@ import cqm
 from cqm import decisions, storage
 from cqm.branches.dataset import Branches
 from cqm.branches.recipe import Recipe
+from cqm.display import html_facts, text_facts
 from cqm.logs.dataset import Logs
-from cqm.models.card import hub_metadata, write_card
+from cqm.models.card import hub_metadata, model_facts, write_card
 from cqm.models.files import (
     CARD,
     CONFIG,
@@ -37,8 +38,8 @@ from cqm.models.files import (
     read_description,
     read_model_arrays,
 )
+from cqm.models.parameters import json_values, read_params
 from cqm.models.predictors import Predictor, restore_predictor
-from cqm.models.scorer import check_observations
 from cqm.models.training import (
     MemberLossFn,
     Source,
@@ -47,9 +48,11 @@ from cqm.models.training import (
     stacked_members,
     train_members,
 )
+from cqm.names import Action, action_indices, checked_action_names
+from cqm.observations import as_observations
 from cqm.progress import say
 from cqm.queries import Query, QueryLike
-from cqm.quotient import ComparisonGraph, Reference, as_reference, center, contrast
+from cqm.quotient import Reference, as_reference, center, contrast
 
 Network = TypeVar("Network", bound=eqx.Module)
 
@@ -83,6 +86,7 @@ class Estimator(abc.ABC):
     feature_names: tuple[str, ...]
     observation_names: tuple[str, ...]
     candidate_actions_: np.ndarray  # [actions, controls]
+    action_names_: tuple[str, ...]
     num_examples_: int
     method_: str  # the method used
     training_: dict[str, dict[str, Any]]  # settings and progress of each training run, by name
@@ -127,6 +131,14 @@ class Estimator(abc.ABC):
         )
         return f"{type(self).__name__}({', '.join(changed)})"
 
+    def __str__(self) -> str:
+        return repr(self) if self.predictor_ is None else text_facts(self.title, model_facts(self))
+
+    def _repr_html_(self) -> str:
+        if self.predictor_ is None:
+            return html_facts(repr(self), {"fitted": f"no; call fit with {self.examples}"})
+        return html_facts(self.title, model_facts(self))
+
     # Fitting.
 
     def _fit(
@@ -144,7 +156,8 @@ class Estimator(abc.ABC):
         as_reference(self.reference, np.empty((data.num_actions, 1)))
         self.world_, self.recipe_ = dict(data.world), data.recipe
         self.feature_names, self.observation_names = data.feature_names, data.observation_names
-        self.candidate_actions_, self.num_examples_ = data.candidate_actions, len(data)
+        self.candidate_actions_, self.action_names_ = data.candidate_actions, data.action_names
+        self.num_examples_ = len(data)
         self.method_, self.training_, self.notes_ = self.method, {}, []
         self.losses_ = np.empty(0)
         self.versions_ = {"cqm": cqm.__version__, "python": platform.python_version()}
@@ -205,7 +218,7 @@ class Estimator(abc.ABC):
 
     def _identity_defaults(self) -> dict[str, Any]:
         """Default values for the parameters that an older checkpoint lacks."""
-        return {"model": _json_values(self._defaults())}
+        return {"model": json_values(self._defaults())}
 
     def _fitted(self) -> Predictor:
         if self.predictor_ is None:
@@ -227,26 +240,29 @@ class Estimator(abc.ABC):
                 f"got {getattr(self, name)!r}"
             )
 
-    # Effects and decisions.
+    # Effects and decisions. Observations are `[n, observations]`, or `[observations]` of one state,
+    # for which results have no axis `n`; see `cqm.observations.as_observations`.
 
-    def member_effects(self, observations: np.ndarray) -> np.ndarray:
+    def member_effects(self, observations: ArrayLike) -> np.ndarray:
         """Effects by each member of the ensemble, `[members, n, actions, features]`."""
         predictor = self._fitted()
-        observations = check_observations(observations, len(self.observation_names))
-        return center(predictor(observations), self.reference)
+        states = as_observations(observations, self.observation_names)
+        effects = center(predictor(np.atleast_2d(states)), self.reference)
+        return effects if states.ndim == 2 else effects[:, 0]
 
     def effect(
         self,
-        observations: np.ndarray,
+        observations: ArrayLike,
         *,
-        action: int | np.ndarray | None = None,
-        baseline: int | np.ndarray | None = None,
+        action: Action | None = None,
+        baseline: Action | None = None,
     ) -> np.ndarray:
         """Effects of all actions, `[n, actions, features]`, or one contrast, `[n, features]`.
 
         Args:
-            observations: `[n, observations]`.
-            action: Together with `baseline`, asks for the effect of one action over another.
+            observations: `[n, observations]`, or `[observations]` of one state.
+            action: Together with `baseline`, asks for the effect of one action over another: a
+                name, an index, or one per state.
             baseline: The action to compare with.
         """
         effects = self.member_effects(observations).mean(axis=0)
@@ -254,18 +270,19 @@ class Estimator(abc.ABC):
             return effects
         if action is None or baseline is None:
             raise ValueError("a contrast needs both action and baseline; got only one of them")
+        action, baseline = (action_indices(one, self.action_names_) for one in (action, baseline))
         return contrast(effects, action=action, baseline=baseline)
 
-    def advantage(self, observations: np.ndarray, query: QueryLike) -> np.ndarray:
+    def advantage(self, observations: ArrayLike, query: QueryLike) -> np.ndarray:
         """Centred values of all actions, `[n, actions]`; `[n, queries, actions]` for several."""
         return decisions.advantage(self.effect(observations), query)
 
-    def rank(self, observations: np.ndarray, query: QueryLike) -> np.ndarray:
+    def rank(self, observations: ArrayLike, query: QueryLike) -> np.ndarray:
         """Actions from best to worst, `[n, actions]`; `[n, queries, actions]` for several."""
         return decisions.rank(self.advantage(observations, query))
 
-    def act(self, observations: np.ndarray, query: QueryLike) -> np.ndarray:
-        """The best action in each state, `[n]`; `[n, queries]` for several queries."""
+    def act(self, observations: ArrayLike, query: QueryLike) -> np.ndarray:
+        """The best action's index in each state, `[n]`; `[n, queries]` for several queries."""
         return decisions.act(self.effect(observations), query)
 
     def recenter(self, reference: ArrayLike | None) -> Self:
@@ -299,7 +316,7 @@ class Estimator(abc.ABC):
         return self
 
     def certify(
-        self, observations: np.ndarray, query: Query, *, confidence: float = 0.95
+        self, observations: ArrayLike, query: Query, *, confidence: float = 0.95
     ) -> decisions.Verdict:
         """Choose actions and bound their expected regret; see `cqm.decisions`."""
         calibration = self._calibrated()
@@ -310,15 +327,17 @@ class Estimator(abc.ABC):
             discount=self.recipe_.discount,
             horizon=self.recipe_.horizon,
             confidence=confidence,
+            action_names=self.action_names_,
+            continuation=self.recipe_.continuation.describe(self.action_names_),
         )
 
     def effect_interval(
         self,
-        observations: np.ndarray,
+        observations: ArrayLike,
         query: Query,
         *,
-        action: int | np.ndarray,
-        baseline: int | np.ndarray,
+        action: Action,
+        baseline: Action,
         confidence: float = 0.95,
     ) -> tuple[np.ndarray, np.ndarray]:
         """Lower and upper limits of a query's contrast between two actions, `[n]` each.
@@ -370,6 +389,7 @@ class Estimator(abc.ABC):
             "feature_names": list(self.feature_names),
             "observation_names": list(self.observation_names),
             "candidate_actions": self.candidate_actions_.tolist(),
+            "action_names": list(self.action_names_),
             "num_examples": self.num_examples_,
             "families": self.families_,
             "versions": self.versions_,
@@ -387,11 +407,12 @@ class Estimator(abc.ABC):
                 f"{Path(directory) / CONFIG} describes a model of kind {config.get('kind')!r}; "
                 f"{cls.__name__} loads {cls.kind!r}"
             )
-        model = cls(**_read_params(config))
+        model = cls(**read_params(config))
         model.world_, model.recipe_ = config["world"], Recipe.from_json(config["recipe"])
         model.feature_names = tuple(config["feature_names"])
         model.observation_names = tuple(config["observation_names"])
-        model.candidate_actions_ = np.array(config["candidate_actions"])
+        model.candidate_actions_ = actions = np.array(config["candidate_actions"])
+        model.action_names_ = checked_action_names(config.get("action_names"), len(actions))
         # Version 0.1 named the number of examples by their kind, and stored less about models from
         # logs.
         names = ("num_examples", "num_families", "num_trajectories")
@@ -406,7 +427,7 @@ class Estimator(abc.ABC):
         return model
 
     def _json_params(self) -> dict[str, Any]:
-        return _json_values(self.get_params())
+        return json_values(self.get_params())
 
 
 def load_model(path: str | Path) -> Estimator:
@@ -425,31 +446,3 @@ def load_model(path: str | Path) -> Estimator:
                 f"{directory / CONFIG} describes a model of kind {kind!r}; known: {sorted(kinds)}"
             )
         return kinds[kind].load(directory)
-
-
-def _json_values(params: Mapping[str, Any]) -> dict[str, Any]:
-    """Parameters as JSON values."""
-
-    def plain(value: Any) -> Any:
-        if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            return dataclasses.asdict(value)
-        if isinstance(value, np.ndarray | np.generic):
-            return value.tolist()
-        return value
-
-    return {name: plain(value) for name, value in params.items()}
-
-
-def _read_params(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Constructor parameters from a saved model's description."""
-    params = dict(config["settings"])
-    if "rank" in params:  # its name in version 0.1
-        params["decoder_rank"] = params.pop("rank")
-    if params.get("training") is not None:
-        params["training"] = Training(**params["training"])
-    if params.get("graph") is not None:
-        edges = tuple((a, b) for a, b in params["graph"]["edges"])
-        params["graph"] = ComparisonGraph(params["graph"]["num_actions"], edges)
-    # Version 0.1 kept the reference of a recentred model apart from its parameters.
-    reference = config.get("reference", params["reference"])
-    return {**params, "reference": None if reference is None else tuple(reference)}

@@ -103,7 +103,7 @@ def check_cells(cells: np.ndarray, num_cells: int, logs: Logs) -> None:
     if (counts == 0).any():
         cell, action = np.argwhere(counts == 0)[0]
         raise ValueError(
-            f"the method 'tabular' needs every action in every state; action {action} never occurs "
-            f"among the {counts[cell].sum()} decisions in state {cell} "
-            f"({(counts == 0).sum()} combinations are missing)"
+            "the method 'tabular' needs every action in every state; action "
+            f"{logs.action_names[action]} never occurs among the {counts[cell].sum()} decisions in "
+            f"state {cell} ({(counts == 0).sum()} combinations are missing)"
         )

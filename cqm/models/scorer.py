@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from cqm.models.files import read_description, read_model_arrays
+from cqm.observations import as_observations
 from cqm.quotient import Reference, center
 
 _ROWS = 32  # states per block, each with all its actions and continuations
@@ -20,8 +22,16 @@ class Scorer:
     members, stacked along the first axis.
     """
 
-    def __init__(self, arrays: Mapping[str, np.ndarray], reference: Reference = None):
+    def __init__(
+        self,
+        arrays: Mapping[str, np.ndarray],
+        reference: Reference = None,
+        *,
+        observation_names: Sequence[str] | None = None,
+    ):
         self.arrays, self.reference = dict(arrays), reference
+        numbered = (f"obs_{i}" for i in range(len(self.arrays["inputs.shift"])))
+        self.observation_names = tuple(observation_names or numbered)
 
     @classmethod
     def load(cls, directory: str | Path) -> Scorer:
@@ -33,20 +43,25 @@ class Scorer:
                 f"{config.get('kind')!r}"
             )
         reference = config.get("reference", config["settings"]["reference"])
-        return cls(read_model_arrays(directory, config), reference)
+        names = config["observation_names"]
+        return cls(read_model_arrays(directory, config), reference, observation_names=names)
 
-    def effect(self, observations: np.ndarray) -> np.ndarray:
-        """Effects of all actions, `[n, actions, features]`, averaged over the members."""
-        observations = check_observations(observations, len(self.arrays["inputs.shift"]))
-        inputs = (observations - self.arrays["inputs.shift"]) @ self.arrays["inputs.matrix"]
-        inputs = inputs.astype(np.float32)
+    def effect(self, observations: ArrayLike) -> np.ndarray:
+        """Effects of all actions, `[n, actions, features]`, averaged over the members.
+
+        Observations are `[n, observations]`, or `[observations]` of one state, without the `n`.
+        """
+        states = as_observations(observations, self.observation_names)
+        inputs = np.atleast_2d(states) - self.arrays["inputs.shift"]
+        inputs = (inputs @ self.arrays["inputs.matrix"]).astype(np.float32)
         score_fn = self._unrolled if "continuations" in self.arrays else self._direct
         members = range(len(self.arrays["network.embedding"]))
         blocks = [
             np.mean([score_fn(inputs[i : i + _ROWS], m).astype(float) for m in members], axis=0)
             for i in range(0, max(1, len(inputs)), _ROWS)
         ]
-        return center(np.concatenate(blocks), self.reference) @ self.arrays["basis"].T
+        effects = center(np.concatenate(blocks), self.reference) @ self.arrays["basis"].T
+        return effects if states.ndim == 2 else effects[0]
 
     def _linear(self, name: str, member: int) -> tuple[np.ndarray, np.ndarray]:
         return (
@@ -101,16 +116,6 @@ class Scorer:
             z = z + hidden @ last_weight + last_bias
             outcomes += np.float32(discount) * z[..., :size].mean(axis=1)
         return outcomes * arrays["scales"]
-
-
-def check_observations(observations: np.ndarray, size: int) -> np.ndarray:
-    """Observations `[n, size]` as float64; raises `ValueError` unless all are finite."""
-    observations = np.asarray(observations, float)
-    if observations.ndim != 2 or observations.shape[1] != size:
-        raise ValueError(f"observations must be [n, {size}]; got shape {observations.shape}")
-    if not np.isfinite(observations).all():
-        raise ValueError("observations must be finite; got NaN or infinity")
-    return observations
 
 
 def _silu(x: np.ndarray) -> np.ndarray:

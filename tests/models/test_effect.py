@@ -324,7 +324,7 @@ def test_bad_parameters_are_refused_by_fit(wrong, message, branches):
 
 
 def test_bad_observations_are_refused(direct):
-    with pytest.raises(ValueError, match=r"observations must be \[n, 11\]; got shape \(2, 3\)"):
+    with pytest.raises(ValueError, match=r"\[n, 11\] for several, .*; got \(2, 3\)"):
         direct.effect(np.zeros((2, 3)))
     with pytest.raises(ValueError, match="observations must be finite"):
         direct.effect(np.full((1, 11), np.nan))

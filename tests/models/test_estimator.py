@@ -4,6 +4,7 @@ import copy
 import inspect
 import zipfile
 
+import gymnasium
 import numpy as np
 import pytest
 from sklearn.base import clone
@@ -18,12 +19,13 @@ from cqm.quotient import ComparisonGraph, center
 
 ESTIMATORS = [cqm.EffectModel, cqm.ResidualModel, cqm.HindsightModel]
 QUICK = Training(updates=4, batch_size=8, chunk=2)
+NAMES = ("left", "<none>", "right")
 RECIPE = {"horizon": 3, "warmup": (0, 0), "per_step": True}
 
 
 @pytest.fixture(scope="module")
 def world():
-    return pendulum_world()
+    return pendulum_world(action_names=NAMES)
 
 
 @pytest.fixture(scope="module")
@@ -156,7 +158,7 @@ def test_models_learn_only_from_their_own_data(branches, logs):
 def test_saved_parameters_round_trip(branches, tmp_path):
     graph = ComparisonGraph(3, ((2, 0), (0, 1)))  # neither sorted nor oriented
     model = cqm.EffectModel(
-        width=8, graph=graph, reference=np.array([0.2, 0.3, 0.5]), training=QUICK
+        method="direct", width=8, graph=graph, reference=np.array([0.2, 0.3, 0.5]), training=QUICK
     )
     model.fit(branches).save(tmp_path)
     loaded = cqm.EffectModel.load(tmp_path)
@@ -244,6 +246,124 @@ def test_copies_do_not_share_their_calibration(branches, held_out):
     calibrated = copy.copy(model).calibrate(held_out)
     assert calibrated.calibration_ is not None
     assert model.calibration_ is None
+
+
+def test_an_action_may_be_named_wherever_it_may_be_indexed(branches, held_out):
+    model = cqm.EffectModel(method="direct", width=8, training=QUICK).fit(branches)
+    observations, by_index = _observations(model), {"action": 2, "baseline": 0}
+    expected = model.effect(observations, **by_index)
+    by_name = {"action": "right", "baseline": "left"}
+    np.testing.assert_array_equal(model.effect(observations, **by_name), expected)
+    names, indices = ["right", "left", "right", "<none>", "left"], [2, 0, 2, 1, 0]
+    np.testing.assert_array_equal(
+        model.effect(observations, action=names, baseline="<none>"),
+        model.effect(observations, action=indices, baseline=1),
+    )
+    with pytest.raises(ValueError, match=r"unknown action 'rihgt'; did you mean \['right'\]"):
+        model.effect(observations, action="rihgt", baseline="left")
+    with pytest.raises(ValueError, match=r"action must hold action indices in 0\.\.2; got 3"):
+        model.effect(observations, action=3, baseline="left")
+    model.calibrate(held_out)
+    query = cqm.Query.named({"angle": 1.0}, model)
+    intervals = (model.effect_interval(observations, query, **by) for by in (by_index, by_name))
+    np.testing.assert_array_equal(*intervals)
+
+
+def test_one_state_in_gives_one_answer_out(fitted):
+    batch = _observations(fitted)
+    one = batch[1]
+    weights = np.ones((2, len(fitted.feature_names)))
+    for found, expected in (
+        (fitted.effect(one), fitted.effect(batch)[1]),
+        (fitted.member_effects(one), fitted.member_effects(batch)[:, 1]),
+        (fitted.effect(one, action=1, baseline=0), fitted.effect(batch, action=1, baseline=0)[1]),
+        (fitted.advantage(one, weights), fitted.advantage(batch, weights)[1]),
+        (fitted.advantage(one, weights[0]), fitted.advantage(batch, weights[0])[1]),
+        (fitted.rank(one.tolist(), weights[0]), fitted.rank(batch, weights[0])[1]),
+        (fitted.act(one, weights), fitted.act(batch, weights)[1]),
+    ):
+        # Rounding may depend on the number of rows.
+        size = np.abs(expected).max()
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12 * size, strict=True)
+    assert np.shape(fitted.act(one, weights[0])) == ()
+    columns = ", ".join(fitted.observation_names)
+    width = len(fitted.observation_names)
+    with pytest.raises(
+        ValueError, match=rf"\[{width}\] for one state .*the columns {columns}; got"
+    ):
+        fitted.act(np.append(one, 0.0), weights)
+
+
+def test_a_verdict_has_the_names_and_says_what_best_means(branches, held_out):
+    model = cqm.EffectModel(method="direct", width=8, training=QUICK).fit(branches)
+    query = cqm.Query.named({"angle": 1.0}, model)
+    verdict = model.calibrate(held_out).certify(_observations(model), query, confidence=0.9)
+    assert verdict.best == tuple(NAMES[i] for i in model.act(_observations(model), query))
+    assert verdict.meaning == (
+        "Best means the best first action, followed by uniformly random actions: the highest "
+        "expected sum of rewards over 3 steps (discount 0.95)."
+    )
+    assert "hold with 90% confidence over states like the 40 calibration states" in str(verdict)
+    one = model.certify(_observations(model)[0], query)
+    assert one.best == verdict.best[:1]
+    low, high = model.effect_interval(_observations(model)[0], query, action=1, baseline=0)
+    assert np.shape(low) == np.shape(high) == ()
+
+
+def test_names_of_actions_are_saved_and_on_the_card(fitted, tmp_path):
+    named = fitted.method_ != "tabular"
+    assert fitted.action_names_ == (NAMES if named else ("0", "1"))
+    assert ("3 actions (left, <none>, right)" in fitted.summary()) == named
+    fitted.save(tmp_path)
+    assert load_model(tmp_path).action_names_ == fitted.action_names_
+    config = storage.read_json(tmp_path / "model.json")
+    del config["action_names"]  # as written by earlier versions
+    storage.write_json(tmp_path / "model.json", config)
+    assert load_model(tmp_path).action_names_ == ("0", "1", "2")[: len(fitted.action_names_)]
+
+
+def test_a_fitted_model_prints_what_it_is_about(branches, held_out):
+    model = cqm.EffectModel(method="direct", width=8, training=QUICK)
+    assert str(model) == repr(model)
+    assert "no; call fit with branch families" in model._repr_html_()
+    model.fit(branches)
+    assert str(model).splitlines() == [
+        "Effect model",
+        "  world         pendulum",
+        "  actions       left, <none>, right",
+        "  features      angle, speed, gain",
+        "  learned from  400 branch families",
+        "  method        direct",
+        "  excess error  unknown; measure it with calibrate",
+    ]
+    assert repr(model).startswith("EffectModel(method='direct', width=8")  # as scikit-learn wants
+    error = f"{model.calibrate(held_out).calibration_.excess_error:.3g} on 40 held-out states"
+    assert error in str(model)
+    html = model._repr_html_()
+    assert error in html
+    assert "<td>left, &lt;none&gt;, right</td>" in html
+
+
+def test_raw_observations_of_an_environment_are_enough(tmp_path):
+    world = cqm.load_world("CartPole-v1", action_names=("left", "right"))
+    branches = cqm.collect(world, states=60, horizon=3, warmup=(0, 3), threads=1)
+    model = cqm.EffectModel(method="direct", width=8, training=QUICK).fit(branches)
+    env = gymnasium.make("CartPole-v1")
+    observation, _ = env.reset(seed=0)
+    assert observation.shape == (4,)
+    np.testing.assert_array_equal(
+        model.effect(observation), model.effect([*observation.astype(float), 0.0])
+    )
+    query = cqm.Query.named({"obs_0": 1.0}, model)
+    observation, *_ = env.step(model.act(observation, query))
+    assert model.rank([observation, observation], query).shape == (2, 2)
+    model.save(tmp_path)
+    for scorer in (model.to_numpy(), cqm.Scorer.load(tmp_path)):
+        np.testing.assert_allclose(
+            scorer.effect(observation), model.effect(observation), atol=1e-5, rtol=1e-4
+        )
+    with pytest.raises(ValueError, match="columns obs_0, obs_1, obs_2, obs_3, terminated; got"):
+        model.act(observation[:3], query)
 
 
 def _observations(model):
