@@ -26,7 +26,8 @@ def test_the_winner_whoever_it_is(tmp_path):
         "Who wins": "Most accurate of the paper's methods: Direct value on Reacher (in the paper: "
         "CQM-B). The lead over the runner-up is statistically clear (95%, Student-t) on Reacher.",
         "How close to the best achievable": "Outcomes are noisy, so even a perfect model only "
-        "reaches the ceiling. Of the way there from chance, CQM-B covers 20% on Reacher.",
+        "reaches the ceiling. As a share of the distance from chance to the ceiling, CQM-B reaches "
+        "20% on Reacher.",
         "Against the paper": "1 of 2 published numbers agree within the intervals, 0 are better "
         "here and 1 worse. CQM-B is less accurate than published on Reacher (0.600 instead of "
         "0.955).",
@@ -83,7 +84,7 @@ def test_a_smaller_run_says_so_first(tmp_path):
 def test_only_the_whole_way_is_all_of_it(tmp_path):
     scores = {("reacher-easy", "cqm"): [0.999], ("walker-walk", "cqm"): [1.0]}
     text = headline(write_scores(tmp_path, scores, **FULL))["How close to the best achievable"]
-    assert text.endswith("CQM-B covers 99% on Reacher and 100% on Walker.")
+    assert text.endswith("CQM-B reaches 99% on Reacher and 100% on Walker.")
 
 
 def test_the_verdict_on_logs_compares_with_branches(run):

@@ -154,7 +154,8 @@ def reached(results: Results) -> str:
                 shares.append(f"{_percent(share.mean)} on {domain_title(domain)}")
         if shares:
             text = "Outcomes are noisy, so even a perfect model only reaches the ceiling. "
-            text += f"Of the way there from chance, {_name(method) or 'the best method'} covers "
+            text += "As a share of the distance from chance to the ceiling, "
+            text += f"{_name(method) or 'the best method'} reaches "
             return f"{text}{_list(shares)}."
     return ""
 
