@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -82,10 +83,13 @@ def _load(
     if not re.search(r"-v\d+$", name) and name in suite.task_names():
         return suite.load_task(name, candidate_actions=candidate_actions, action_names=action_names)
     if not _is_registered(name):
-        raise ValueError(
-            f"unknown world {name!r}; available: Gymnasium ids such as 'CartPole-v1' and the "
-            f"suite tasks {suite.task_names()}"
-        )
+        import gymnasium
+
+        tasks = suite.task_names()
+        known = f"available: Gymnasium ids such as 'CartPole-v1' and the suite tasks {tasks}"
+        if close := difflib.get_close_matches(name, [*tasks, *gymnasium.registry]):
+            known = f"did you mean {' or '.join(map(repr, close))}? cqm worlds list shows all tasks"
+        raise ValueError(f"unknown world {name!r}; {known}")
     from cqm.worlds.gym import GymWorld
 
     return GymWorld(name, candidate_actions=candidate_actions, action_names=action_names)

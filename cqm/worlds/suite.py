@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import functools
 import importlib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
 import numpy as np
 import numpy.typing as npt
 
-from cqm.names import checked_action_names
+from cqm.names import checked_action_names, unknown
 from cqm.worlds import actions
 from cqm.worlds.cloning import stack, unstack
 from cqm.worlds.contract import PerThread, Rollout, States, Status, World
@@ -33,6 +35,9 @@ if TYPE_CHECKING:
 
 _INTEGRATION = mujoco.mjtState.mjSTATE_INTEGRATION.value
 _NEEDS_DISPLAY = {"quadruped-escape"}
+_SIZES = Path(__file__).with_name(
+    "suite.json"
+)  # python -m cqm.worlds.suite > cqm/worlds/suite.json
 
 
 @dataclass(frozen=True)
@@ -57,6 +62,30 @@ def task_names() -> list[str]:
     return sorted({"-".join(task) for task in suite.ALL_TASKS} - _NEEDS_DISPLAY)
 
 
+def task_sizes() -> list[dict[str, Any]]:
+    """Name, sizes and cloning of every task.
+
+    Loading all tasks takes seconds, so the sizes are stored in a file. If it was made with another
+    version of dm_control, the tasks are loaded after all.
+    """
+    stored = json.loads(_SIZES.read_text())
+    if stored["dm_control"] == version("dm_control"):
+        return stored["tasks"]
+    return [task_size(name) for name in task_names()]
+
+
+def task_size(name: str) -> dict[str, Any]:
+    """Name, sizes and cloning of one task, which is loaded."""
+    world = load_task(name)
+    return {
+        "world": name,
+        "observations": len(world.observation_names),
+        "controls": len(world.control_low),
+        "actions": len(world.candidate_actions),
+        "cloned by": world.cloning,
+    }
+
+
 def load_task(
     name: str,
     *,
@@ -75,7 +104,7 @@ def load_task(
         native: Whether to use native rollouts if the task has them.
     """
     if name not in task_names():
-        raise ValueError(f"unknown suite task {name!r}; available: {task_names()}")
+        raise unknown("suite task", name, task_names())
     if not native or name not in DOMAINS:
         return TaskWorld(
             name, candidate_actions=candidate_actions, action_names=action_names, seed=seed
@@ -346,3 +375,7 @@ DOMAINS = {
         ),
     ),
 }
+
+if __name__ == "__main__":
+    sizes = [task_size(name) for name in task_names()]
+    print(json.dumps({"dm_control": version("dm_control"), "tasks": sizes}, indent=1))

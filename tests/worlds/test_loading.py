@@ -62,9 +62,22 @@ def test_the_seed_changes_the_mixing_and_never_the_actions():
     )
 
 
-@pytest.mark.parametrize("name", ["reacher-medium", "quadruped-escape", "", "CartPole-v99"])
+@pytest.mark.parametrize("name", ["no-such", "", "Xyzzy-v9"])
 def test_an_unknown_name_lists_the_available_worlds(name):
     with pytest.raises(ValueError, match=f"unknown world '{name}'; available: .*'acrobot-swingup'"):
+        load_world(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("reacher-esy", "reacher-easy"),
+        ("walker_walk", "walker-walk"),
+        ("Cartpole-v1", "CartPole-v1"),
+    ],
+)
+def test_a_misspelt_name_is_recognised(name, meant):
+    with pytest.raises(ValueError, match=f"unknown world '{name}'; did you mean '{meant}'"):
         load_world(name)
 
 

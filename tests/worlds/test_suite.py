@@ -11,7 +11,14 @@ from scipy import stats
 from cqm.worlds.check import check_world
 from cqm.worlds.contract import Status, take
 from cqm.worlds.nuisance import Nuisance, NuisanceWorld
-from cqm.worlds.suite import DOMAINS, TaskWorld, load_task, task_names
+from cqm.worlds.suite import (
+    DOMAINS,
+    TaskWorld,
+    load_task,
+    task_names,
+    task_size,
+    task_sizes,
+)
 
 PAPER = ["cartpole-swingup", "reacher-easy", "cheetah-run", "walker-walk"]
 
@@ -369,8 +376,29 @@ def test_the_error_that_a_task_raises_is_kept(monkeypatch):
 
 
 def test_an_unknown_task_lists_the_available_ones():
-    with pytest.raises(ValueError, match=r"unknown suite task .reacher-medium.; available: .*easy"):
-        load_task("reacher-medium")
+    with pytest.raises(
+        ValueError, match=r"unknown suite task 'reacher-esy'; did you mean \['reacher"
+    ):
+        load_task("reacher-esy")
+
+
+def test_the_stored_sizes_are_those_of_the_tasks():
+    fresh = [task_size(name) for name in task_names()]
+    assert task_sizes() == fresh, "run python -m cqm.worlds.suite > cqm/worlds/suite.json"
+
+
+def test_with_another_dm_control_the_tasks_are_measured(monkeypatch):
+    monkeypatch.setattr("cqm.worlds.suite.version", lambda name: "9.9")
+    monkeypatch.setattr("cqm.worlds.suite.task_names", lambda: ["reacher-easy"])
+    assert task_sizes() == [
+        {
+            "world": "reacher-easy",
+            "observations": 6,
+            "controls": 2,
+            "actions": 5,
+            "cloned by": "MuJoCo state and solver warm start",
+        }
+    ]
 
 
 @pytest.mark.parametrize("native", [True, False])
