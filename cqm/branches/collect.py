@@ -94,19 +94,20 @@ def collect(
     plan, error = plan_collection(world, recipe), ""
     if cluster is not None and out is None:
         raise ValueError("collecting on a cluster needs a directory to write to; pass out=")
+    what = f"collecting {world.name}"
     if out is None:
-        memory = []
-        for _, blocks in _simulate_shards(plan, range(plan.num_shards), threads, blocks_per_task):
-            arrays = concatenate([block.arrays for block in blocks])
-            memory.append(shards.MemoryShard(arrays, dropped(blocks)))
-            error = error or first_error(blocks)
+        memory, indices = [], range(plan.num_shards)
+        with progress(what, states, unit="states", show=show_progress) as advance:
+            for _, blocks in _simulate_shards(plan, indices, threads, blocks_per_task, advance):
+                arrays = concatenate([block.arrays for block in blocks])
+                memory.append(shards.MemoryShard(arrays, dropped(blocks)))
+                error = error or first_error(blocks)
         return _warned(Branches(plan.manifest(None), memory, mixing=world.mixing), error)
 
     directory = Path(out)
     digest = _prepare(directory, plan)
     missing = [i for i in range(plan.num_shards) if not _is_complete(directory, i, digest)]
     planned = sum(plan.num_states(plan.blocks(index)) for index in missing)
-    what = f"collecting {world.name}"
     with progress(what, planned, unit="states", show=show_progress) as advance:
         if cluster is None:
             simulated = _simulate_shards(plan, missing, threads, blocks_per_task, advance)
@@ -182,7 +183,7 @@ def _simulate_shards(
     indices: Sequence[int],
     threads: int | None,
     blocks_per_task: int,
-    advance: Advance = lambda count: 0.0,
+    advance: Advance,
 ) -> Iterator[tuple[int, list[Block]]]:
     """Simulate shards on threads, in order, at most a few blocks ahead of the consumer."""
     threads = len(available_cores()) if threads is None else threads

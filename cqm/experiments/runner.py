@@ -19,8 +19,9 @@ from typing import Any
 import cqm
 from cqm import storage
 from cqm.branches.collect import available_cores
+from cqm.display import counted
 from cqm.experiments.workers import run_side_by_side
-from cqm.progress import progress
+from cqm.progress import progress, say
 
 JobKey = dict[str, Any]  # JSON values that name a job within its study
 _VERSIONS = ("dm_control", "equinox", "jax", "jaxlib", "mujoco", "numpy", "optax", "scipy")
@@ -78,8 +79,7 @@ class Outcome:
     def problems(self) -> list[str]:
         """One line per failed job."""
         return [
-            ", ".join(f"{key} {value}" for key, value in job.items() if key != "error")
-            + f": {job['error']}"
+            f"{_name({k: v for k, v in job.items() if k != 'error'})}: {job['error']}"
             for job in self.failed
         ]
 
@@ -99,11 +99,17 @@ def run_study(
     run = _begin(study, directory, command)
     jobs = study.jobs()
     missing = [job for job in jobs if not study.record_file(directory, job).exists()]
+    say(f"{len(missing)} of {counted(len(jobs), 'job')} to run in {directory}", show_progress)
     study.prepare(directory, missing, show_progress)
     prepared, failed = time.monotonic() - started, []
     tasks = [(study, str(directory), job) for job in missing]
+
+    def started_fn(task: tuple[Study, str, JobKey]) -> None:
+        say(f"started {_name(task[2])}", show_progress)
+
     with progress("jobs", len(missing), unit="jobs", show=show_progress) as advance:
-        for (_, _, job), problem in run_side_by_side(_do_job, tasks, cores):
+        for (_, _, job), problem in run_side_by_side(_do_job, tasks, cores, started_fn):
+            say(f"{'failed' if problem else 'finished'} {_name(job)}", show_progress)
             if problem is not None:
                 failed.append({**job, "error": problem})
             advance(1)
@@ -140,6 +146,10 @@ def _begin(study: Study, directory: Path, command: str) -> dict[str, Any]:
 
 def _as_json(value: Any) -> Any:
     return json.loads(storage.canonical_json(value))
+
+
+def _name(job: JobKey) -> str:
+    return ", ".join(f"{key} {value}" for key, value in job.items())
 
 
 def _do_job(task: tuple[Study, str, JobKey]) -> None:

@@ -19,7 +19,10 @@ T = TypeVar("T")
 
 
 def run_side_by_side(
-    work_fn: Callable[[Any], None], tasks: Sequence[T], cores: Sequence[int]
+    work_fn: Callable[[Any], None],
+    tasks: Sequence[T],
+    cores: Sequence[int],
+    started_fn: Callable[[T], None] = lambda task: None,
 ) -> Iterator[tuple[T, str | None]]:
     """Run all tasks, as many at a time as there are cores.
 
@@ -29,14 +32,20 @@ def run_side_by_side(
         work_fn: Does one task; it must be importable by name, because new processes import it.
         tasks: The tasks, in the order in which they start.
         cores: The cores to use; one process runs on each.
+        started_fn: Called with each task when it starts.
     """
     waiting = list(reversed(tasks))
     workers: dict[Connection, _Worker] = {}
+
+    def begin(worker: _Worker) -> None:
+        started_fn(waiting[-1])
+        worker.begin(waiting.pop())
+
     try:
         for core in cores[: len(tasks)]:
             worker = _Worker(work_fn, core)
             workers[worker.connection] = worker
-            worker.begin(waiting.pop())
+            begin(worker)
         while workers:
             for ready in wait(list(workers)):
                 assert isinstance(ready, Connection)
@@ -48,7 +57,7 @@ def run_side_by_side(
                         worker = _Worker(work_fn, worker.core)
                         workers[worker.connection] = worker
                 if waiting:
-                    worker.begin(waiting.pop())
+                    begin(worker)
                 else:
                     workers.pop(worker.connection, None)
                     worker.stop()

@@ -489,7 +489,8 @@ def test_progress_is_shown_where_it_is_wanted(tmp_path, small_shards, capsys):
     printed = capsys.readouterr()
     assert printed.out == ""
     lines = printed.err.splitlines()
-    assert [line.split(" states, ")[0] for line in lines] == [
+    assert [line.split(" states")[0] for line in lines] == [
+        "collecting plane: 0/600",
         "collecting plane: 256/600",
         "collecting plane: 512/600",
         "collecting plane: 600/600",
@@ -498,9 +499,11 @@ def test_progress_is_shown_where_it_is_wanted(tmp_path, small_shards, capsys):
     # Only what is missing counts.
     (tmp_path / "told" / "shard-00001.json").unlink()
     collect(plane_world(), tmp_path / "told", show_progress=True)
-    assert capsys.readouterr().err.startswith("collecting plane: 256/256 states")
+    assert capsys.readouterr().err.startswith("collecting plane: 0/256 states")
     collect(plane_world(), tmp_path / "told", show_progress=True)
     assert capsys.readouterr() == ("", "")
+    collect(plane_world(), show_progress=True)  # in memory
+    assert "collecting plane: 600/600 states, " in capsys.readouterr().err
 
 
 MEMORY = """

@@ -40,7 +40,7 @@ def test_unknown_settings_are_refused():
 
 
 def test_a_setting_that_fails_is_kept_and_shown(tmp_path, monkeypatch):
-    def run(function, tasks, cores):
+    def run(function, tasks, cores, started_fn):
         for study, directory, job in tasks:
             problem = "no memory" if job["behaviour"] == "state" else None
             if problem is None:

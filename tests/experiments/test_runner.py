@@ -59,6 +59,18 @@ def test_scores_of_the_limits_are_what_they_must_be(finished):
     assert abs(rows["random"]["accuracy"] - 1 / 3) < 0.1
 
 
+def test_a_run_says_what_it_collects_and_which_jobs_start_and_end(tmp_path, capsys):
+    protocol = preset("smoke").restricted(["cartpole-swingup"], None, ["zero"])
+    run_study(Benchmark(protocol), tmp_path, show_progress=True)
+    said = capsys.readouterr().err.splitlines()
+    assert said[0] == f"2 of 2 jobs to run in {tmp_path}"
+    assert said[1].startswith("collecting cartpole-swingup: 0/")
+    for job in protocol.jobs():
+        name = f"domain cartpole-swingup, seed {job.seed}, method {job.method}"
+        assert said.index(f"started {name}") < said.index(f"finished {name}")
+    assert said[-1].startswith("jobs: 2/2 jobs, ")
+
+
 def test_every_file_is_there(finished):
     for name in FILES:
         assert rows_of(finished, name), name

@@ -60,7 +60,9 @@ def has_ended(pid, seconds=30):
 def test_every_task_is_done_once(tmp_path, num_workers):
     tasks = [(str(tmp_path), f"task-{i}") for i in range(4)]
     cores = [available_cores()[0]] * num_workers
-    finished = dict(run_side_by_side(touch, tasks, cores))
+    started = []
+    finished = dict(run_side_by_side(touch, tasks, cores, started.append))
+    assert started == tasks
     assert finished == dict.fromkeys(tasks)
     assert len(list(tmp_path.iterdir())) == 4
 

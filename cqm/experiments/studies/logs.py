@@ -186,7 +186,7 @@ def study_logs(
         out = None
         if directory is not None:
             out = Path(directory) / f"{domain}-{nuisance}-{behaviour}-{name}-{recipe['states']}"
-        return cqm.collect(world, out=out, continuation=continuation, **recipe)
+        return cqm.collect(world, out=out, continuation=continuation, show_progress=False, **recipe)
 
     rng = np.random.default_rng(seed)
     num_test = {"states": protocol.test_states, "draws": protocol.test_draws}
@@ -209,10 +209,15 @@ def _fitted(
     name: str, families: Branches, logs: Logs, protocol: LogsProtocol, seed: int
 ) -> Estimator:
     if name == "branched":
-        return EffectModel(seed=seed, training=protocol.training).fit(families)
+        open_loop = families.recipe.continuation.open_loop
+        model = EffectModel(
+            method="auto" if open_loop else "direct", seed=seed, training=protocol.training
+        )
+        return model.fit(families, show_progress=False)
     if name == "hindsight":
-        return HindsightModel(seed=seed, width=128, training=protocol.classifier).fit(logs)
-    return ResidualModel(seed=seed, weighting=name == "residual").fit(logs)
+        classifier = HindsightModel(seed=seed, width=128, training=protocol.classifier)
+        return classifier.fit(logs, show_progress=False)
+    return ResidualModel(seed=seed, weighting=name == "residual").fit(logs, show_progress=False)
 
 
 def state_behaviour(world: World, seed: int = 0) -> Callable[[np.ndarray], np.ndarray]:
