@@ -7,9 +7,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+if TYPE_CHECKING:
+    from rich.console import Console
 
 Advance = Callable[[int], float]  # amount done -> seconds left
 SILENCE_SECONDS = 30.0  # plain lines never stay away for longer
@@ -18,7 +19,7 @@ _FIRST_SECONDS = 2.0  # after this time the first rate is shown, however little 
 
 def is_shown(show: bool | None) -> bool:
     """Whether progress is shown: always, never, or (None) if there is a terminal."""
-    return Console(stderr=True).is_terminal if show is None else show
+    return _console().is_terminal if show is None else show
 
 
 def say(message: str, show: bool | None = True) -> None:
@@ -65,10 +66,18 @@ def progress(
             where there is no terminal, at least every 30 seconds; False shows nothing.
     """
     clock = _Clock(total, done)
-    console = Console(stderr=True)
+    console = _console()
     if show is False or (show is None and not console.is_terminal):
         yield clock.advance
     elif console.is_terminal:
+        from rich.progress import (
+            BarColumn,
+            Progress,
+            TextColumn,
+            TimeElapsedColumn,
+            TimeRemainingColumn,
+        )
+
         columns = (
             TextColumn("{task.description}"),
             BarColumn(),
@@ -92,6 +101,12 @@ def progress(
     else:
         with _plain_lines(what, unit, clock, first) as speaking:
             yield speaking
+
+
+def _console() -> Console:
+    from rich.console import Console  # not needed by most commands
+
+    return Console(stderr=True)
 
 
 class _Clock:

@@ -1,9 +1,12 @@
 """The command line; `cqm --help` lists the commands."""
 
+import functools
+import operator
 import os
+import signal
 import sys
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 
@@ -11,30 +14,70 @@ from cqm import __version__
 from cqm.cli.branches import REGISTRY, Audit, Collect
 from cqm.cli.experiments import Report, Reproduce
 from cqm.cli.models import Ask, Fit
-from cqm.cli.worlds import Worlds
+from cqm.cli.worlds import Worlds, WorldsCheck, WorldsList
+from cqm.names import unknown
 
-Command = (
-    Annotated[Worlds, tyro.conf.subcommand("worlds", prefix_name=False)]
-    | Annotated[Collect, tyro.conf.subcommand("collect", prefix_name=False)]
-    | Annotated[Audit, tyro.conf.subcommand("audit", prefix_name=False)]
-    | Annotated[Fit, tyro.conf.subcommand("fit", prefix_name=False)]
-    | Annotated[Ask, tyro.conf.subcommand("query", prefix_name=False)]
-    | Annotated[Reproduce, tyro.conf.subcommand("reproduce", prefix_name=False)]
-    | Annotated[Report, tyro.conf.subcommand("report", prefix_name=False)]
+COMMANDS: dict[str, type] = {
+    "worlds": Worlds,
+    "worlds list": WorldsList,
+    "worlds check": WorldsCheck,
+    "collect": Collect,
+    "audit": Audit,
+    "fit": Fit,
+    "query": Ask,
+    "reproduce": Reproduce,
+    "report": Report,
+}
+_ANY: Any = functools.reduce(
+    operator.or_,
+    (
+        Annotated[kind, tyro.conf.subcommand(name, prefix_name=False)]
+        for name, kind in COMMANDS.items()
+        if " " not in name
+    ),
 )
 
 
 def main(args: Sequence[str] | None = None) -> int:
     """Run a command; report user errors in one line on standard error, without a traceback."""
-    args = sys.argv[1:] if args is None else args
-    if list(args) == ["--version"]:
+    os.environ.setdefault("MUJOCO_GL", "disable")  # no command renders; servers have no display
+    try:
+        try:
+            return _run(list(sys.argv[1:] if args is None else args))
+        finally:
+            sys.stdout.flush()
+    except KeyboardInterrupt:
+        print("cqm: interrupted; rerun the command to resume", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # as in `cqm worlds list | head -1`; nobody reads what is still to come
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE  # as if the signal had ended the process
+    except (ValueError, OSError, RuntimeError, ImportError) as error:
+        problem = str(error)
+        if isinstance(error, ModuleNotFoundError) and "matplotlib" in (error.name or ""):
+            problem = "matplotlib is not installed; reports need pip install 'cqm[experiments]'"
+        print(f"cqm: {problem}", file=sys.stderr)
+        return 2
+
+
+def _run(args: list[str]) -> int:
+    if args == ["--version"]:
         print(f"cqm {__version__}")
         return 0
-    os.environ.setdefault("MUJOCO_GL", "disable")  # no command renders; servers have no display
-    command = tyro.cli(
-        Command,
-        prog="cqm",
-        description=f"Counterfactual Quotient Models {__version__}: learn what actions change.",
+    words = 2 if args[:1] == ["worlds"] and args[1:2] and not args[1].startswith("-") else 1
+    name = " ".join(args[:words])
+    if name in COMMANDS:
+        # Parsed on its own, so that messages name its arguments and its own help.
+        kind, prog, description, args = COMMANDS[name], f"cqm {name}", None, args[words:]
+    elif args and not args[0].startswith("-"):
+        raise unknown("command", name, list(COMMANDS))
+    else:
+        kind, prog = _ANY, "cqm"
+        description = f"Counterfactual Quotient Models {__version__}: learn what actions change."
+    command: Any = tyro.cli(
+        kind,
+        prog=prog,
+        description=description,
         args=args,
         config=(
             tyro.conf.OmitSubcommandPrefixes,
@@ -43,14 +86,4 @@ def main(args: Sequence[str] | None = None) -> int:
         ),
         registry=REGISTRY,
     )
-    try:
-        return command.run()
-    except KeyboardInterrupt:
-        print("cqm: interrupted; rerun the command to resume", file=sys.stderr)
-        return 130
-    except (ValueError, OSError, RuntimeError, ImportError) as error:
-        problem = str(error)
-        if isinstance(error, ModuleNotFoundError) and "matplotlib" in (error.name or ""):
-            problem = "matplotlib is not installed; reports need pip install 'cqm[experiments]'"
-        print(f"cqm: {problem}", file=sys.stderr)
-        return 2
+    return command.run()

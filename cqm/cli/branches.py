@@ -12,6 +12,7 @@ from tyro import constructors
 from cqm.branches.dataset import Branches
 from cqm.branches.recipe import Continuation, Recipe
 from cqm.cli.shared import Directory, Json, WorldName, default
+from cqm.progress import say
 
 REGISTRY = constructors.ConstructorRegistry()
 
@@ -43,7 +44,7 @@ class Collect:
     world: WorldName
     out: Path
     """Directory for the branches."""
-    recipe: tyro.conf.OmitArgPrefixes[Recipe] = field(default_factory=Recipe)
+    settings: tyro.conf.OmitArgPrefixes[Recipe] = field(default_factory=Recipe)
     nuisance: int = 0
     """Dimension of the autonomous process mixed into the observations; the paper uses 64."""
     mixing_seed: int = 0
@@ -55,6 +56,7 @@ class Collect:
 
     def run(self) -> int:
         """Collect, and print a summary."""
+        say(f"Loading {self.world}")
         from cqm.branches.collect import DroppedWarning, collect
         from cqm.worlds import load_world
 
@@ -66,7 +68,7 @@ class Collect:
                 threads=self.threads,
                 cluster=self.cluster,
                 show_progress=True,
-                **vars(self.recipe),
+                **vars(self.settings),
             )
         print(f"{branches}\nin {self.out}")
         return 0
@@ -89,6 +91,7 @@ class Audit:
 
     def run(self) -> int:
         """Print the report; returns 1 if a check failed."""
+        say(f"Loading {self.directory}")
         from cqm.branches.audit import audit
 
         report = audit(Branches.open(self.directory), families=self.families, seed=self.seed)

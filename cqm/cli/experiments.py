@@ -1,12 +1,12 @@
 """`cqm reproduce` and `cqm report`: the paper's experiments, and the report of a run."""
 
 import shlex
-import sys
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from cqm.cli.shared import Directory, default
+from cqm.progress import say
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,7 @@ class Reproduce:
 
     def run(self) -> int:
         """Run the missing jobs, write the report and print a summary; returns 1 if a job failed."""
+        say(f"Loading the preset {self.preset}")
         from cqm.experiments import report
         from cqm.experiments.protocol import preset
         from cqm.experiments.runner import Study, run_study
@@ -48,7 +49,8 @@ class Reproduce:
         command = shlex.join(["cqm", "reproduce", *_arguments(self)])
         outcome = run_study(study, out, command=command, show_progress=True)
         for problem in outcome.problems:
-            print(f"failed: {problem}", file=sys.stderr)
+            say(f"failed: {problem}")
+        say("Writing the report")
         print(report.write(out))
         return 1 if outcome.problems else 0
 
@@ -65,6 +67,7 @@ class Report:
 
     def run(self) -> int:
         """Write the report; print a summary and the report's path."""
+        say(f"Reading {self.directory}")
         from cqm.experiments import report, studies
 
         studies.write_records(self.directory)

@@ -11,11 +11,15 @@ import numpy as np
 
 from cqm.branches.dataset import Branches
 from cqm.cli.shared import Directory, Json, default, print_table
+from cqm.progress import say
 
 if TYPE_CHECKING:
     from cqm.decisions import Verdict
     from cqm.models.estimator import Estimator
     from cqm.worlds.contract import World
+
+
+_FIXED_BY_PAPER = ("updates", "validation", "width", "members")
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,10 @@ class Fit:
     """Directory of held-out branches with at least 16 draws per state, to calibrate the model."""
     paper: bool = False
     """Fit the paper's model: raw input, rank 8, width 128, 4,000 updates."""
+    updates: Annotated[int | None, default("8000, or 2000 with hindsight")] = None
+    """Number of gradient steps of each training."""
+    validation: float = 0.0
+    """Share of the branches to hold out; training then stops when it no longer improves on them."""
     width: Annotated[int | None, default("256")] = None
     """Width of the hidden layers."""
     members: int = 1
@@ -46,9 +54,11 @@ class Fit:
 
     def run(self) -> int:
         """Fit, save, and print the model card."""
+        say(f"Loading {self.directory}")
         from_logs = self.estimator != "branched" or (self.directory / "logs.json").exists()
         model = self._fit_logs() if from_logs else self._fit_branches()
         if self.calibration is not None:
+            say(f"Calibrating with {self.calibration}")
             model.calibrate(Branches.open(self.calibration))
         model.save(self.out)
         print(f"{model.summary()}\nin {self.out}")
@@ -57,14 +67,12 @@ class Fit:
     def _fit_branches(self) -> Estimator:
         from cqm.models.effect import EffectModel
 
-        if self.paper:
-            if (self.width, self.members) != (Fit.width, Fit.members):
-                raise ValueError("--paper sets --width and --members itself; leave them out")
-            model = EffectModel.paper(seed=self.seed)
-        else:
-            model = EffectModel(members=self.members, seed=self.seed)
-            if self.width is not None:
-                model.set_params(width=self.width)
+        fixed = [n for n in _FIXED_BY_PAPER if getattr(self, n) != getattr(Fit, n)]
+        if self.paper and fixed:
+            flags = ", ".join(f"--{name}" for name in fixed)
+            raise ValueError(f"--paper fixes all settings but the seed; leave out {flags}")
+        model = EffectModel.paper(seed=self.seed) if self.paper else EffectModel(seed=self.seed)
+        model.set_params(**{name: getattr(self, name) for name in fixed})
         return model.fit(Branches.open(self.directory), directory=self.out, show_progress=True)
 
     def _fit_logs(self) -> Estimator:
@@ -82,13 +90,20 @@ class Fit:
                 f"--paper fits the paper's model to branches, but --estimator {self.estimator} "
                 "learns from logs; leave out one of the two"
             )
+        if self.validation:
+            raise ValueError(
+                f"--validation holds out branches, but --estimator {self.estimator} learns from "
+                "logs; leave it out"
+            )
         if not (self.directory / "logs.json").exists():
             raise ValueError(
                 f"--estimator {self.estimator} learns from logs, but {self.directory} contains "
                 "none; write some there with cqm.Logs.save"
             )
         kinds = {"residual": ResidualModel, "hindsight": HindsightModel}
-        model = kinds[self.estimator](width=self.width, members=self.members, seed=self.seed)
+        model = kinds[self.estimator](
+            width=self.width, members=self.members, updates=self.updates, seed=self.seed
+        )
         logs = Logs.load(self.directory)
         print(logs.coverage())
         return model.fit(logs, directory=self.out, show_progress=True)
@@ -115,6 +130,7 @@ class Ask:
 
     def run(self) -> int:
         """Print the ranking for every state."""
+        say(f"Loading {self.directory}")
         from cqm.models.estimator import load_model
         from cqm.queries import Query
         from cqm.worlds import reload_world
@@ -166,6 +182,7 @@ class Ask:
             horizon=1,
             warmup=model.recipe_.warmup,
             seed=model.recipe_.seed + 1 + self.seed,
+            show_progress=False,
         )
         return sample.observations
 

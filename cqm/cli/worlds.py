@@ -6,7 +6,9 @@ from typing import Annotated
 
 import tyro
 
-from cqm.cli.shared import Json, WorldName, print_table
+from cqm.cli.shared import Json, WorldName
+from cqm.display import text_table
+from cqm.progress import say
 
 
 @dataclass(frozen=True)
@@ -20,24 +22,13 @@ class WorldsList:
 
     def run(self) -> int:
         """Print the list."""
-        from cqm.worlds import load_world, suite
+        from cqm.worlds import suite
 
-        rows = []
-        for name in suite.task_names():
-            world = load_world(name)
-            rows.append(
-                {
-                    "world": name,
-                    "observations": len(world.observation_names),
-                    "controls": len(world.control_low),
-                    "actions": len(world.candidate_actions),
-                    "cloned by": world.cloning,
-                }
-            )
+        rows = suite.task_sizes()
         if self.json:
             print(json.dumps(rows, indent=2))
         else:
-            print_table(rows)
+            print(text_table(rows))
             print("Gymnasium environments can be loaded by id, such as CartPole-v1.")
         return 0
 
@@ -58,6 +49,7 @@ class WorldsCheck:
 
     def run(self) -> int:
         """Print the report; returns 1 if a check failed."""
+        say(f"Loading {self.name}")
         from cqm.worlds import check_world, load_world
 
         report = check_world(load_world(self.name), num=self.states, seed=self.seed)

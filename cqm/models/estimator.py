@@ -163,7 +163,7 @@ class Estimator(abc.ABC):
         self.versions_ = {"cqm": cqm.__version__, "python": platform.python_version()}
         self.versions_ |= {name: version(name) for name in ("jax", "equinox", "optax", "numpy")}
         options = {"directory": directory, "show_progress": show_progress}
-        say(f"learning from {len(data):,} {self.examples}", show_progress)
+        say(f"Learning from {len(data):,} {self.examples}", show_progress)
         self.predictor_ = self._learn(data, options)
         return self
 

@@ -221,7 +221,7 @@ def train(
             left = advance(num) + later
             if shown and left >= 1:
                 at_most = "" if validation is None else "at most "
-                say(f"expected time: {at_most}{duration(left)}")
+                say(f"Expected time: {at_most}{duration(left)}")
             shown = False
     model = state.model if validation is None else state.best
     return Trained(model, np.array(losses), np.array(held_out), step)

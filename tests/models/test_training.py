@@ -271,7 +271,7 @@ def test_progress_says_what_it_does_and_the_expected_time(capsys):
     printed = capsys.readouterr().err.splitlines()
     assert printed[0] == "training: compiling, then 600 updates"
     assert re.fullmatch(r"training: 100/600 updates, [\d,]+/s, 0 s left", printed[1])
-    assert printed[2] == "expected time: 3 min 20 s"  # the 200 seconds that follow included
+    assert printed[2] == "Expected time: 3 min 20 s"  # the 200 seconds that follow included
     assert printed[-1].startswith("training: 600/600 updates, ")
 
 
