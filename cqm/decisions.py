@@ -362,11 +362,11 @@ def certify(
         calibration_states=len(calibration.residuals),
         action_names=checked_action_names(action_names, effects.shape[-2]),
         query=str(query),
-        meaning=_meaning(discount, horizon, continuation),
+        meaning=meaning_of_best(discount, horizon, continuation),
     )
 
 
-def _meaning(discount: float, horizon: int, continuation: str) -> str:
+def meaning_of_best(discount: float, horizon: int, continuation: str) -> str:
     """What "best" means, in one sentence."""
     if horizon == 1:
         return "Best means the highest expected reward of a single step."

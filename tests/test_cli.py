@@ -20,6 +20,7 @@ from cqm.cli import main
 def test_collect_then_audit(tmp_path, capsys):
     out = tmp_path / "branches"
     args = ["collect", "cartpole-swingup", "--states", "300", "--nuisance", "4", "--seed", "7"]
+    args += ["--action-names", "left", "none", "right"]
     assert main([*args, "--out", str(out)]) == 0
     printed = capsys.readouterr()
     assert "300 families" in printed.out
@@ -28,7 +29,8 @@ def test_collect_then_audit(tmp_path, capsys):
     assert said[:2] == ["Loading cartpole-swingup", "collecting cartpole-swingup: 0/300 states"]
     assert said[-1].startswith("collecting cartpole-swingup: 300/300 states, ")
     assert "\r" not in printed.err
-    assert len(cqm.Branches.open(out)) == 300
+    branches = cqm.Branches.open(out)
+    assert (len(branches), branches.action_names) == (300, ("left", "none", "right"))
 
     assert main(["audit", str(out), "--families", "16"]) == 0
     assert "stored families replay bit for bit" in capsys.readouterr().out
@@ -156,7 +158,11 @@ def test_a_model_of_logs_is_asked_with_a_file_of_states(tmp_path, capsys):
     rng = np.random.default_rng(0)
     states, actions = rng.normal(size=(600, 2)), rng.integers(2, size=600)
     logs = cqm.Logs.from_arrays(
-        states, actions, actions[:, None, None] + 0.0, feature_names=["yield_"]
+        states,
+        np.array(["wait", "charge"])[actions],
+        actions[:, None, None] + 0.0,
+        action_names=["wait", "charge"],
+        feature_names=["yield_"],
     )
     logs.save(tmp_path / "logs")
     fit = ["fit", str(tmp_path / "logs"), "--out", str(tmp_path / "model")]
@@ -165,10 +171,18 @@ def test_a_model_of_logs_is_asked_with_a_file_of_states(tmp_path, capsys):
     assert main([*fit, "--estimator", "residual", "--width", "256"]) == 2
     assert "width is for methods that train a network" in capsys.readouterr().err
     assert main([*fit, "--estimator", "residual"]) == 0
+    capsys.readouterr()
     np.save(tmp_path / "states.npy", states[:3])
     query = ["query", str(tmp_path / "model"), "--reward=2 * yield_"]
     assert main([*query, "--states", str(tmp_path / "states.npy")]) == 0
-    assert capsys.readouterr().out.count("1 > 0") == 3
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "Best first action for 2 * yield_ (exact)"
+    assert lines[1].split() == ["state", "best", "ranking", "advantages"]
+    assert [line.split()[:5] for line in lines[2:5]] == [
+        [str(i), "charge", "charge", ">", "wait"] for i in range(3)
+    ]
+    assert lines[5].startswith("The model is not calibrated, so its error is unknown")
+    assert lines[6] == "Best means the highest expected reward of a single step."
     assert main(query) == 2
     assert "to query without the world, pass --states FILE" in capsys.readouterr().err
     assert main([*query[:2], "--reward=abs(yield_)", "--states", str(tmp_path / "states.npy")]) == 2
@@ -203,6 +217,7 @@ def test_fit_passes_its_settings_on_and_says_what_it_does(tmp_path, capsys):
 @pytest.mark.slow
 def test_fit_then_query(tmp_path, capsys):
     collect = ["collect", "cartpole-swingup", "--horizon", "4"]
+    collect += ["--action-names", "left", "none", "right"]
     assert main([*collect, "--states", "400", "--out", str(tmp_path / "train")]) == 0
     held_out = ["--states", "60", "--draws", "16", "--seed", "1", "--out", str(tmp_path / "held")]
     assert main([*collect, *held_out]) == 0
@@ -213,7 +228,7 @@ def test_fit_then_query(tmp_path, capsys):
     assert main(["query", str(model), "--reward=-cart_position", "--states", "3"]) == 0
     printed = capsys.readouterr().out
     assert "not calibrated, so its error is unknown; calibrate it with cqm fit" in printed
-    assert printed.count("0 > 1 > 2") == 3  # the cart goes left for the first action
+    assert printed.count("left > none > right") == 3  # the cart goes left for the first action
 
     assert main([*fit, "--calibration", str(tmp_path / "held")]) == 0  # finds it trained
     capsys.readouterr()
@@ -232,13 +247,40 @@ def test_fit_then_query(tmp_path, capsys):
     asked = ["query", str(model), "--reward=-cart_position", "--states"]
     assert main([*asked, str(tmp_path / "states.npy")]) == 0
     printed = capsys.readouterr().out
-    assert printed.count("0 > 1 > 2") == 2
+    assert printed.count("left > none > right") == 2
     assert "behind the best" in printed
     np.save(tmp_path / "states.npy", observations[:, :3])
     assert main([*asked, str(tmp_path / "states.npy")]) == 2
     assert "must contain observations [states, 5]" in capsys.readouterr().err
     assert main(["query", str(model), "--reward=-no_such_thing"]) == 2
     assert "no_such_thing" in capsys.readouterr().err
+
+
+def test_the_answers_of_a_calibrated_model_are_labelled(tmp_path, capsys):
+    world = cqm.load_world("cartpole-swingup", action_names=("left", "none", "right"))
+    recipe = {"horizon": 3, "threads": 1}
+    model = cqm.EffectModel(training=cqm.Training(updates=2, chunk=2, batch_size=8), width=8)
+    model.fit(cqm.collect(world, states=40, **recipe))
+    model.calibrate(cqm.collect(world, states=30, draws=16, seed=1, **recipe)).save(tmp_path)
+    query = ["query", str(tmp_path), "--reward=-cart_position", "--states", "2"]
+    assert main([*query, "--confidence", "0.9"]) == 0
+    title, header, *rows, trust, meaning = capsys.readouterr().out.splitlines()
+    assert title == "Best first action for -cart_position (exact)"
+    columns = ["state", "best", "ranking", "advantages", "behind the best", "answer"]
+    assert re.split(r"  +", header) == [*columns, "regret at most"]
+    assert [set(re.split(r"  +", row)[2].split(" > ")) for row in rows] == [
+        {"left", "none", "right"}
+    ] * 2
+    assert trust.startswith("The best action is certain in ")
+    assert "with 90% confidence over states like the 30 calibration states" in trust
+    assert meaning.startswith("Best means the best first action, followed by uniformly random act")
+
+    assert main([*query, "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["actions"] == ["left", "none", "right"]
+    assert answer["meaning"] == meaning
+    for state in answer["states"]:
+        assert state["best"] == answer["actions"][state["ranking"][0]]
 
 
 COMMANDS = [

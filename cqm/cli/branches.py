@@ -49,6 +49,8 @@ class Collect:
     """Dimension of the autonomous process mixed into the observations; the paper uses 64."""
     mixing_seed: int = 0
     """Random seed for the mixing matrix; use the same one for training and held-out branches."""
+    action_names: Annotated[tuple[str, ...], default("their indices")] = ()
+    """Names of the candidate actions, in their order, by which answers call them."""
     threads: Annotated[int | None, default("all cores")] = None
     """Number of simulation threads."""
     cluster: Annotated[str | None, default("this machine")] = None
@@ -60,7 +62,12 @@ class Collect:
         from cqm.branches.collect import DroppedWarning, collect
         from cqm.worlds import load_world
 
-        world = load_world(self.world, nuisance=self.nuisance, seed=self.mixing_seed)
+        world = load_world(
+            self.world,
+            nuisance=self.nuisance,
+            seed=self.mixing_seed,
+            action_names=self.action_names or None,
+        )
         with warnings.catch_warnings(action="ignore", category=DroppedWarning):  # printed below
             branches = collect(
                 world,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -131,6 +132,7 @@ class Ask:
     def run(self) -> int:
         """Print the ranking for every state."""
         say(f"Loading {self.directory}")
+        from cqm.decisions import meaning_of_best
         from cqm.models.estimator import load_model
         from cqm.queries import Query
         from cqm.worlds import reload_world
@@ -146,21 +148,24 @@ class Ask:
         query = Query.formula(self.reward, world or model)
         observations = self._observations(model, world)
         advantages = model.advantage(observations, query)
-        verdict = None
+        recipe, names, verdict = model.recipe_, model.action_names_, None
+        following = recipe.continuation.describe(names)
+        meaning = meaning_of_best(recipe.discount, recipe.horizon, following)
         trust = (
             "The model is not calibrated, so its error is unknown; calibrate it with "
             f"cqm fit ... --out {self.directory} --calibration HELD_OUT_BRANCHES"
         )
         if model.calibration_ is not None:
             verdict = model.certify(observations, query, confidence=self.confidence)
-            trust = str(verdict)
-        answers = _answers(advantages, verdict)
+            trust = f"{verdict.summary()} {verdict.trust}"
+        answers = _answers(advantages, names, verdict)
         if self.json:
-            print(json.dumps({"query": str(query), "trust": trust, "states": answers}, indent=2))
+            about = {"query": str(query), "trust": trust, "meaning": meaning, "actions": names}
+            print(json.dumps({**about, "states": answers}, indent=2))
         else:
-            print(query)
-            print_table([_answer_row(answer) for answer in answers])
-            print(trust)
+            print(f"Best first action for {query}")
+            print_table([_answer_row(answer, names) for answer in answers])
+            print(f"{trust}\n{meaning}")
         return 0
 
     def _observations(self, model: Estimator, world: World | None) -> np.ndarray:
@@ -187,13 +192,16 @@ class Ask:
         return sample.observations
 
 
-def _answers(advantages: np.ndarray, verdict: Verdict | None) -> list[dict[str, Any]]:
+def _answers(
+    advantages: np.ndarray, names: Sequence[str], verdict: Verdict | None
+) -> list[dict[str, Any]]:
     """Ranking and advantages for each state, with bounds if the model is calibrated."""
     from cqm.decisions import rank
 
     answers = []
     for i, (order, values) in enumerate(zip(rank(advantages), advantages, strict=True)):
-        answer = {"state": i, "ranking": order.tolist(), "advantages": values[order].tolist()}
+        answer = {"state": i, "best": names[order[0]], "ranking": order.tolist()}
+        answer["advantages"] = values[order].tolist()
         if verdict is not None:
             behind = (values[order[0]] - values[order[1:]]).tolist()
             # Simultaneous intervals for how far each other action is behind the best.
@@ -204,15 +212,16 @@ def _answers(advantages: np.ndarray, verdict: Verdict | None) -> list[dict[str, 
     return answers
 
 
-def _answer_row(answer: dict[str, Any]) -> dict[str, Any]:
-    """One row of the table of rankings."""
+def _answer_row(answer: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """One row of the table of rankings; the values of a cell are in the order of the ranking."""
     row = {
         "state": answer["state"],
-        "ranking": " > ".join(map(str, answer["ranking"])),
+        "best": answer["best"],
+        "ranking": " > ".join(names[action] for action in answer["ranking"]),
         "advantages": " ".join(f"{value:+.3g}" for value in answer["advantages"]),
     }
     if "behind" in answer:
         row["behind the best"] = " ".join(f"[{a:.3g}, {b:.3g}]" for a, b in answer["behind"])
-        bound = answer["regret_bound"]
-        row["verdict"] = "separable" if answer["separable"] else f"regret up to {bound:.3g}"
+        row["answer"] = "certain" if answer["separable"] else "cannot tell"
+        row["regret at most"] = f"{answer['regret_bound']:.3g}"
     return row

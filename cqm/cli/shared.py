@@ -6,6 +6,8 @@ from typing import Annotated, Any
 
 import tyro
 
+from cqm.display import text_table
+
 WorldName = Annotated[
     str,
     tyro.conf.Positional,
@@ -25,6 +27,4 @@ def default(text: str) -> Any:
 
 def print_table(rows: Sequence[dict[str, Any]]) -> None:
     """Print rows with the same keys as aligned columns."""
-    widths = {key: max(len(key), *(len(str(row[key])) for row in rows)) for key in rows[0]}
-    for row in ({key: key for key in rows[0]}, *rows):
-        print("  ".join(f"{row[key]!s:<{width}}" for key, width in widths.items()).rstrip())
+    print(text_table(rows))

@@ -353,7 +353,7 @@ def test_effect_conditioning_puts_controllable_directions_first(branches):
 def test_a_checkpoint_of_other_data_is_refused(branches, tmp_path):
     training = Training(updates=20, chunk=10)
     EffectModel(method="direct", width=8, training=training).fit(branches[:100], directory=tmp_path)
-    with pytest.raises(ValueError, match="other settings or data:\\n  data: "):
+    with pytest.raises(ValueError, match="different settings or data:\\n  data: "):
         EffectModel(method="direct", width=8, training=training).fit(
             branches[100:200], directory=tmp_path
         )
