@@ -95,6 +95,7 @@ def make_world() -> FunctionWorld:
         features=features,
         exogenous=sample_demand,
         candidate_actions=np.stack(list(ACTIONS.values())),
+        action_names=list(ACTIONS),
         feature_names=FEATURES,
         observation_names=[f"{v}_{p}" for v in ("stock", "on_order") for p in PRODUCTS],
         name="inventory",
