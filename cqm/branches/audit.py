@@ -45,7 +45,7 @@ def audit(
         world: The world it was collected from; by default it is loaded by its name.
         policy: The policy of a state-dependent continuation.
         families: Number of families to check, at least 2.
-        seed: Random seed for the sample and for the noise it is compared with.
+        seed: Random seed for choosing families and for the fresh noise used in the comparisons.
 
     >>> import cqm
     >>> branches = cqm.collect(cqm.load_world("cartpole-swingup"), states=8, horizon=3)
@@ -191,7 +191,7 @@ def _common_signal(sample: Branches, rng: np.random.Generator) -> Check:
     signal = 1000 * size * rng.standard_normal((*effects.shape[:2], 1, effects.shape[3]))
     change = np.abs(center(outcomes + signal) - effects).max() / max(size, 1e-300)
     return Check(
-        "a shared signal a thousand times the effects cancels",
+        "a shared signal a thousand times larger than the effects cancels",
         bool(change <= 1e-9),
         f"relative {change:.1e}",
     )
@@ -226,7 +226,7 @@ def _nuisance_variance(plan: Plan, sample: Branches, rng: np.random.Generator) -
     return [
         shared,
         Check(
-            "independent nuisance would add twice its variance",
+            "an independent nuisance would add twice its variance",
             bool(p_value > FALSE_ALARMS),
             f"{added:.3f} measured, {predicted:.3f} predicted, {deviation:.1f} standard errors "
             f"apart; {nuisance.amplitude**2 * added / max(effect, 1e-300):.3g} times the variance "
@@ -264,7 +264,7 @@ def _continuation_variance(plan: Plan, sample: Branches, rng: np.random.Generato
     p_value = 2 * stats.t.sf(deviation, num - 1)  # the spread is estimated from few states
     return [
         Check(
-            "independent continuation would add twice the covariance",
+            "an independent continuation would add twice the covariance",
             bool(p_value > FALSE_ALARMS),
             f"variance of a difference {together.mean():.3g} shared, {apart.mean():.3g} "
             f"independent, {(together + 2 * covariance).mean():.3g} predicted, "

@@ -63,8 +63,8 @@ def collect(
         horizon: Steps per branch, including the first action.
         discount: Discount factor of the outcome.
         draws: Realisations of noise and continuation per state.
-        arms: Candidate actions to branch per family: this many at random, or one of these subsets
-            at random; all of them by default.
+        arms: Candidate actions to branch per family: a number to draw at random, or subsets to draw
+            one from; all of them by default.
         warmup: Minimum and maximum number of random controls applied to a state before it is
             branched.
         continuation: Law of the actions after the first: `uniform`, one probability per
@@ -76,8 +76,8 @@ def collect(
             collection. Without a directory the branches stay in memory.
         threads: Number of threads to simulate on; all cores by default.
         cluster: Address of a Ray cluster to simulate on instead, or `auto`.
-        show_progress: True for plain lines if there is no terminal, False for nothing, None for a
-            bar on a terminal only.
+        show_progress: None shows a bar on a terminal and nothing elsewhere; True also prints plain
+            lines elsewhere; False shows nothing.
         blocks_per_task: Blocks of 256 states that a thread takes at a time.
 
     >>> from cqm.worlds import load_world

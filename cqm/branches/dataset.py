@@ -153,7 +153,7 @@ class Branches:
 
     @property
     def seeds(self) -> list[int]:
-        """Seed of the collection, or those of a combined set."""
+        """Seed of the collection; several for a combined set."""
         return self.manifest.get("combined_seeds", [self.recipe.seed])
 
     @property

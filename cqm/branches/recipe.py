@@ -123,7 +123,7 @@ class Recipe:
     draws: int = 1
     """Realisations of noise and continuation per state."""
     arms: int | Sequence[Sequence[int]] | None = None
-    """Actions to branch per family: all, this many at random, or a random one of these subsets."""
+    """Actions per family: None for all, a number to draw at random, or subsets to draw one from."""
     warmup: tuple[int, int] | None = (0, 20)  # None if unknown, as in logs
     """Minimum and maximum number of random controls applied to a state before it is branched."""
     continuation: Continuation = Continuation()

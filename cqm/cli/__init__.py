@@ -55,7 +55,7 @@ def main(args: Sequence[str] | None = None) -> int:
     except (ValueError, OSError, RuntimeError, ImportError) as error:
         problem = str(error)
         if isinstance(error, ModuleNotFoundError) and "matplotlib" in (error.name or ""):
-            problem = "matplotlib is not installed; reports need pip install 'cqm[experiments]'"
+            problem = "matplotlib is not installed; reports need it: pip install 'cqm[experiments]'"
         print(f"cqm: {problem}", file=sys.stderr)
         return 2
 

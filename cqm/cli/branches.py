@@ -50,7 +50,7 @@ class Collect:
     mixing_seed: int = 0
     """Random seed for the mixing matrix; use the same one for training and held-out branches."""
     action_names: Annotated[tuple[str, ...], default("their indices")] = ()
-    """Names of the candidate actions, in their order, by which answers call them."""
+    """Names of the candidate actions, in order, to use in answers."""
     threads: Annotated[int | None, default("all cores")] = None
     """Number of simulation threads."""
     cluster: Annotated[str | None, default("this machine")] = None
@@ -77,7 +77,7 @@ class Collect:
                 show_progress=True,
                 **vars(self.settings),
             )
-        print(f"{branches}\nin {self.out}")
+        print(f"{branches}\nsaved in {self.out}")
         return 0
 
 

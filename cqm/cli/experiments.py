@@ -19,7 +19,7 @@ class Reproduce:
     preset: Literal["quick", "paper", "smoke"] = "quick"
     """Size of the run: paper takes hours (five seeds), quick minutes (one seed), smoke seconds."""
     study: Literal["paper", "logs"] = "paper"
-    """What to run: the paper's benchmark, or a comparison of effects from logs and branches."""
+    """What to run: the paper's benchmark, or a comparison of logs with branches."""
     domains: Annotated[tuple[str, ...] | None, default("all four")] = None
     """Domains to run."""
     seeds: Annotated[tuple[int, ...] | None, default("the preset's")] = None
@@ -31,7 +31,7 @@ class Reproduce:
 
     def run(self) -> int:
         """Run the missing jobs, write the report and print a summary; returns 1 if a job failed."""
-        say(f"Loading the preset {self.preset}")
+        say(f"Loading the {self.preset} preset")
         from cqm.experiments import report
         from cqm.experiments.protocol import preset
         from cqm.experiments.runner import Study, run_study

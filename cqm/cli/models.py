@@ -43,7 +43,7 @@ class Fit:
     paper: bool = False
     """Fit the paper's model: raw input, rank 8, width 128, 4,000 updates."""
     updates: Annotated[int | None, default("8000, or 2000 with hindsight")] = None
-    """Number of gradient steps of each training."""
+    """Number of gradient steps per training run."""
     validation: float = 0.0
     """Share of the branches to hold out; training then stops when it no longer improves on them."""
     width: Annotated[int | None, default("256")] = None
@@ -62,7 +62,7 @@ class Fit:
             say(f"Calibrating with {self.calibration}")
             model.calibrate(Branches.open(self.calibration))
         model.save(self.out)
-        print(f"{model.summary()}\nin {self.out}")
+        print(f"{model.summary()}\nsaved in {self.out}")
         return 0
 
     def _fit_branches(self) -> Estimator:

@@ -133,7 +133,7 @@ def _begin(study: Study, directory: Path, command: str) -> dict[str, Any]:
         if changes := storage.differences(_as_json(old), _as_json(fixed)):
             raise ValueError(
                 f"{directory} holds a run with different settings or versions:\n{changes}\n"
-                "choose another directory, or repeat that run's command with its versions"
+                "choose another directory, or rerun its command with the same versions"
             )
     commands = dict.fromkeys([*stored.get("commands", []), *([command] if command else [])])
     machine = {"cores": len(available_cores()), "platform": platform.platform()}

@@ -91,10 +91,10 @@ class Logs:
             actions: Indices or names of the candidate actions taken, `[n, horizon]`, or `[n]` for
                 one step.
             features: Features of every step, `[n, horizon, features]`.
-            num_actions: Number of candidate actions; by default those that occur.
+            num_actions: Number of candidate actions; by default as many as occur.
             candidate_actions: Their controls, `[actions, controls]`; by default their indices.
-            action_names: Their names; by default the names among `actions`, sorted, or else their
-                indices.
+            action_names: Their names; by default the names in `actions`, sorted, or their indices
+                if `actions` has no names.
             propensities: Probabilities of the candidate actions at each decision, `[n, actions]`,
                 or `[actions]` if all decisions share them; estimated by default.
             groups: Episode number of each row, `[n]`. Rows of one episode stay together when data
@@ -227,8 +227,8 @@ class Logs:
             stride: Steps between the windows of an episode; by default the horizon, so that they
                 do not overlap.
             discount: Discount factor of the outcome.
-            world: The same environment as a world, whose branches can then calibrate a model; the
-                logs take its identity and names.
+            world: A world made from the same environment; the logs take its identity and names,
+                and its branches can calibrate a model.
             seed: Random seed for the environment and the actions.
         """
         from cqm.logs.sources import recorded, windows
@@ -265,12 +265,12 @@ class Logs:
                 tolerance is an error.
             action_names: Their names; see `Logs.from_gymnasium`.
             tolerance: Largest distance between a logged action and its candidate. With a large
-                tolerance a candidate stands for its neighbourhood, and so does its effect.
+                tolerance, a candidate's effect is an average over the actions near it.
             trajectories: Maximum number of windows; all by default.
             stride: Steps between the windows of an episode; by default the horizon.
             discount: Discount factor of the outcome.
             continuation: Law of the later actions; see `Logs.from_arrays`.
-            world: The same environment as a world; see `Logs.from_gymnasium`.
+            world: A world made from the same environment; see `Logs.from_gymnasium`.
             seed: Random seed for the placeholder actions after a termination, which have no effect.
         """
         from cqm.logs.sources import read_minari, windows
@@ -331,7 +331,7 @@ class Logs:
         return self[~chosen], self[chosen]
 
     def with_propensities(self, propensities: ArrayLike | None) -> Logs:
-        """The same logs with other propensities, or with None to estimate them."""
+        """The same logs with different propensities; None to estimate them."""
         if propensities is not None:
             propensities = propensity_rows(propensities, len(self), self.num_actions)
         return replace(self, propensities=propensities)

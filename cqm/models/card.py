@@ -62,7 +62,7 @@ def model_facts(model: Estimator) -> dict[str, object]:
     if calibration is not None:
         error = (
             f"{calibration.excess_error:.3g} on {len(calibration.residuals):,} held-out states "
-            "(0 is perfect, 1 is predicting nothing)"
+            "(0 is perfect, 1 no better than predicting zero)"
         )
     return {
         "world": model.world_["name"],
@@ -100,7 +100,7 @@ def _scores(calibration: Calibration | None, feature_names: Sequence[str]) -> li
     states = f"on {len(calibration.residuals):,} held-out states with {calibration.draws} draws"
     lines = [
         f"excess error {calibration.excess_error:.4g} {states}: squared error of the expected "
-        "effects relative to their size; 0 is perfect, 1 is predicting nothing",
+        "effects relative to their size; 0 is perfect, 1 no better than predicting zero",
         f"NMSE against single draws {calibration.nmse:.4g}; no model can score below "
         f"{calibration.noise_floor:.4g}, the share of a draw that is noise",
     ]

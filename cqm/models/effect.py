@@ -58,7 +58,7 @@ class EffectModel(Estimator):
         draws: Number of fresh continuations that `unrolled` averages over.
         training: Settings of the training loop; by default those that suit the method. `unrolled`
             trains twice with them, first on single steps and then on whole branches.
-        updates: Number of gradient steps of each training; by default as in `training`.
+        updates: Number of gradient steps per training run; by default as in `training`.
         validation: Share of the families to hold out. The network that is best on them is kept, and
             training stops early when it no longer improves; 0 trains on all families to the end.
         patience: Training stops after this many chunks without a better validation loss.
@@ -151,7 +151,7 @@ class EffectModel(Estimator):
         return _EffectFit(self, branches, options).predictor()
 
     def to_numpy(self) -> Scorer:
-        """The same effects with NumPy alone; `Scorer.load` reads them from a saved model."""
+        """A scorer of the same effects with NumPy alone; see `Scorer.load` for saved models."""
         arrays, names = self._fitted().arrays(), self.observation_names
         return Scorer(arrays, self.reference, observation_names=names)
 

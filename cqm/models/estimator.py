@@ -261,8 +261,8 @@ class Estimator(abc.ABC):
 
         Args:
             observations: `[n, observations]`, or `[observations]` of one state.
-            action: Together with `baseline`, asks for the effect of one action over another: a
-                name, an index, or one per state.
+            action: Together with `baseline`, asks for the effect of one action relative to
+                another: a name, an index, or one per state.
             baseline: The action to compare with.
         """
         effects = self.member_effects(observations).mean(axis=0)
@@ -274,11 +274,11 @@ class Estimator(abc.ABC):
         return contrast(effects, action=action, baseline=baseline)
 
     def advantage(self, observations: ArrayLike, query: QueryLike) -> np.ndarray:
-        """Centred values of all actions, `[n, actions]`; `[n, queries, actions]` for several."""
+        """Centred action values, `[n, actions]`; `[n, queries, actions]` for several queries."""
         return decisions.advantage(self.effect(observations), query)
 
     def rank(self, observations: ArrayLike, query: QueryLike) -> np.ndarray:
-        """Actions from best to worst, `[n, actions]`; `[n, queries, actions]` for several."""
+        """Actions, best first, `[n, actions]`; `[n, queries, actions]` for several queries."""
         return decisions.rank(self.advantage(observations, query))
 
     def act(self, observations: ArrayLike, query: QueryLike) -> np.ndarray:
@@ -286,7 +286,7 @@ class Estimator(abc.ABC):
         return decisions.act(self.effect(observations), query)
 
     def recenter(self, reference: ArrayLike | None) -> Self:
-        """The same model with effects centred at another reference, without training."""
+        """The same model with effects centred at another reference, without retraining."""
         self._fitted()
         as_reference(reference, np.empty((len(self.candidate_actions_), 1)))
         return copy.copy(self).set_params(reference=reference)

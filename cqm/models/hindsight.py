@@ -66,7 +66,7 @@ class HindsightModel(LogEstimator):
             are visible (generalised instead of ordinary least squares).
         reference: Distribution over actions at which effects are centred; uniform by default.
         training: Settings of the training loop of `network`; by default those that suit it.
-        updates: Number of gradient steps of each training; by default as in `training`.
+        updates: Number of gradient steps per training run; by default as in `training`.
         seed: Random seed.
 
     >>> rng = np.random.default_rng(0)
@@ -117,7 +117,7 @@ class HindsightModel(LogEstimator):
         return self._learn_network(logs, options)
 
     def reward_advantage(self, observations: ArrayLike, reward_fn: RewardFn) -> np.ndarray:
-        """Centred values of any reward of the features, linear or not, `[n, actions]`.
+        """Centred values of any reward, linear in the features or not, `[n, actions]`.
 
         ∫ r h dM̄ over the logged events, which are samples of the reference measure, distilled
         into a function of the state. It needs the ratios of those events, which the fitted model

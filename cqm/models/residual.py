@@ -50,7 +50,7 @@ class ResidualModel(LogEstimator):
             are visible (generalised instead of ordinary least squares).
         reference: Distribution over actions at which effects are centred; uniform by default.
         training: Settings of the training loop of `steps`; by default those that suit it.
-        updates: Number of gradient steps of the first training; by default as in `training`.
+        updates: Number of gradient steps of the first training run; by default as in `training`.
         seed: Random seed.
 
     >>> rng = np.random.default_rng(0)

@@ -49,7 +49,7 @@ class Scorer:
     def effect(self, observations: ArrayLike) -> np.ndarray:
         """Effects of all actions, `[n, actions, features]`, averaged over the members.
 
-        Observations are `[n, observations]`, or `[observations]` of one state, without the `n`.
+        Observations are `[n, observations]`; for one state, both arrays lack the first axis.
         """
         states = as_observations(observations, self.observation_names)
         inputs = np.atleast_2d(states) - self.arrays["inputs.shift"]

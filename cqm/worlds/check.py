@@ -47,7 +47,7 @@ class Report:
 
 
 def check_world(world: World, *, num: int = 6, horizon: int = 5, seed: int = 0) -> Report:
-    """Check that any world, built in or your own, fulfils the world contract.
+    """Check that a world, built-in or your own, fulfils the world contract.
 
     A world that passes can be branched: the same state, noise and controls give the same features
     bit for bit, whatever was simulated in between, in any order and in any thread.

@@ -48,7 +48,7 @@ class MujocoWorld(World):
         initial: `(num, rng) -> qpos [num, nq], qvel [num, nv], extras`, a sampler of initial
             states; by default the model's initial pose at rest, with normal noise of standard
             deviation 0.01 added to positions and velocities.
-        settle_steps: Physics steps without control that `reset` takes before time starts.
+        settle_steps: Physics steps without control that `reset` takes before it sets the time to 0.
         observation: `(qpos, qvel, extras) -> [..., observations]` for arrays with any leading
             axes; positions and velocities by default. The features are the next observation.
         observation_names: One name per coordinate; required with `observation`.

@@ -132,7 +132,7 @@ def test_paired_variance_is_measured_against_its_prediction():
     world = noisy_world()
     branches = cqm.collect(world, states=256, horizon=2, discount=1.0, warmup=(0, 0), seed=1)
     finding = findings(cqm.audit(branches, world))[
-        "independent continuation would add twice the covariance"
+        "an independent continuation would add twice the covariance"
     ]
     assert finding.passed
     figures = re.findall(r"[\d.e+-]+(?= shared| independent| predicted)", finding.detail)
@@ -169,7 +169,7 @@ def test_a_right_set_fails_as_rarely_as_is_said(monkeypatch):
     world = NuisanceWorld(noisy_world(), Nuisance(dimension=2))
     branches = cqm.collect(world, states=64, horizon=4, seed=1)
     monkeypatch.setattr(auditing, "FALSE_ALARMS", 0.05)
-    names = ("independent nuisance would", "independent continuation would")
+    names = ("an independent nuisance would", "an independent continuation would")
     counts = dict.fromkeys(names, 0)
     for seed in range(100):
         report = cqm.audit(branches, world, families=2, seed=seed)
