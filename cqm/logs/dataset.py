@@ -91,7 +91,7 @@ class Logs:
             actions: Indices or names of the candidate actions taken, `[n, horizon]`, or `[n]` for
                 one step.
             features: Features of every step, `[n, horizon, features]`.
-            num_actions: Number of candidate actions; by default as many as occur.
+            num_actions: Number of candidate actions; by default the largest action index plus one.
             candidate_actions: Their controls, `[actions, controls]`; by default their indices.
             action_names: Their names; by default the names in `actions`, sorted, or their indices
                 if `actions` has no names.
