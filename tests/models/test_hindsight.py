@@ -147,6 +147,7 @@ def test_a_reward_of_the_spread_needs_all_directions():
         blind = model.reward_advantage(states, square)
     every = HindsightModel(width=32, training=QUICK, weighting=False).fit(logs)
     found = every.reward_advantage(states, square)
+    np.testing.assert_array_equal(every.reward_advantage(states[0], square), found[0])
     assert found[0, 1] - found[0, 0] > 5  # in truth 8
     assert abs(blind[0, 1] - blind[0, 0]) < 2
     for reward, message in (
