@@ -11,6 +11,7 @@ effect is closer to the prediction than that mean is, because the mean still con
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,7 @@ from cqm.queries import Query, QueryLike
 from cqm.quotient import center
 
 SHOWN_STATES = 10  # rows of a printed verdict
+NOTE_WIDTH = 96  # characters per line of the sentences below its table
 BLOCK_VALUES = 1_000_000  # action values that `act` computes at once: 8 MB
 
 
@@ -250,7 +252,7 @@ class Verdict:
         return f"The best action is certain in {certain} of {num} states{doubt}."
 
     def rows(self, most: int | None = None) -> list[dict[str, object]]:
-        """The decisions as rows of a table; those of the first `most` states if given."""
+        """The decisions as rows of a table; only the first `most` states if given."""
         order = rank(self.advantages[:most])
         return [
             {
@@ -282,7 +284,8 @@ class Verdict:
 
     def __repr__(self) -> str:
         table = text_table(self.rows(SHOWN_STATES))
-        return "\n".join([self._title(), *([table] if table else []), *self._notes()])
+        notes = (textwrap.fill(note, NOTE_WIDTH) for note in self._notes())
+        return "\n".join([self._title(), *([table] if table else []), *notes])
 
     def __str__(self) -> str:
         return repr(self)

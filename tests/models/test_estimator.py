@@ -303,7 +303,7 @@ def test_a_verdict_has_the_names_and_says_what_best_means(branches, held_out):
         "Best means the best first action, followed by uniformly random actions: the highest "
         "expected sum of rewards over 3 steps (discount 0.95)."
     )
-    assert "hold with 90% confidence over states like the 40 calibration states" in str(verdict)
+    assert "90% confidence over states like the 40 calibration states" in verdict.trust
     one = model.certify(_observations(model)[0], query)
     assert one.best == verdict.best[:1]
     low, high = model.effect_interval(_observations(model)[0], query, action=1, baseline=0)
