@@ -25,7 +25,7 @@ from cqm.queries import Query, QueryLike
 from cqm.quotient import center
 
 SHOWN_STATES = 10  # rows of a printed verdict
-NOTE_WIDTH = 96  # characters per line of the sentences below its table
+NOTE_WIDTH = 90  # characters per line of the sentences below its table
 BLOCK_VALUES = 1_000_000  # action values that `act` computes at once: 8 MB
 
 

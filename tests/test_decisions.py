@@ -98,10 +98,10 @@ def test_a_verdict_prints_its_answers_by_name():
         "0      idle  charge  2          [-1, 5]       cannot tell  1",
         "1      idle  charge  4          [1, 7]        certain      0",
         "The best action is certain in 1 of 2 states; in the others, its regret is at most 1.",
-        "The intervals and the bounds on the regret hold with 95% confidence over states like the 99",
-        "calibration states, not for each state separately.",
-        "Best means the best first action, followed by uniformly random actions: the highest expected",
-        "sum of rewards over 2 steps (discount 0.5).",
+        "The intervals and the bounds on the regret hold with 95% confidence over states like the",
+        "99 calibration states, not for each state separately.",
+        "Best means the best first action, followed by uniformly random actions: the highest",
+        "expected sum of rewards over 2 steps (discount 0.5).",
     ]
 
 
