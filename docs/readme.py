@@ -186,18 +186,22 @@ def examples(text):
 
 
 def output(example, directory):
-    """What an example prints when it runs in a directory, in a new process."""
-    shells = {"python": [sys.executable, "-c"], "sh": ["bash", "-e", "-c"]}
+    """What an example prints when it runs in a directory; of several commands, the last one."""
+    commands = [[sys.executable, "-c", example.code]]
+    if example.language == "sh":
+        lines = re.split(r"(?<!\\)\n", example.code.strip())  # a backslash continues a command
+        commands = [["bash", "-c", line] for line in lines]
     programs = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    done = subprocess.run(
-        [*shells[example.language], example.code],
-        cwd=directory,
-        env={**os.environ, "PATH": programs},
-        capture_output=True,
-        text=True,
-    )
-    if done.returncode or "Warning" in done.stderr:
-        raise RuntimeError(f"{example.code}\n{done.stderr}")
+    for command in commands:
+        done = subprocess.run(
+            command,
+            cwd=directory,
+            env={**os.environ, "PATH": programs},
+            capture_output=True,
+            text=True,
+        )
+        if done.returncode or "Warning" in done.stderr:
+            raise RuntimeError(f"{command[-1]}\n{done.stderr}")
     return done.stdout
 
 

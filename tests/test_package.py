@@ -83,14 +83,6 @@ def test_the_map_names_every_file():
     assert sorted(path.stem for path in listed if path.stem not in rooms) == []
 
 
-@pytest.mark.parametrize(
-    "block", re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
-)
-def test_readme_snippets_run(block, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    exec(compile(block, "README.md", "exec"), {})
-
-
 def test_the_lock_names_versions_and_no_addresses():
     lines = (ROOT / "requirements.lock").read_text().splitlines()[1:]
     assert len(lines) > 50
