@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cqm.names import checked_action_names
-from cqm.worlds.contract import Status, World, take
+from cqm.worlds.contract import NOT_VECTORISED, VECTORISE, Status, World, take
 from cqm.worlds.identity import stored_identity
 
 
@@ -83,7 +83,8 @@ def check_world(world: World, *, num: int = 6, horizon: int = 5, seed: int = 0) 
         noise = world.sample_noise(num, horizon, rng(2))
         original = world.rollout(states, controls, noise)
     except Exception as error:
-        checks.append(Check("runs", False, f"raised {type(error).__name__}: {error}"))
+        hint = f"; {VECTORISE}" if isinstance(error, NOT_VECTORISED) else ""
+        checks.append(Check("runs", False, f"raised {type(error).__name__}: {error}{hint}"))
         return Report(title, tuple(checks))
 
     def unlike_original(what: str, features: np.ndarray) -> str:
@@ -92,9 +93,12 @@ def check_world(world: World, *, num: int = 6, horizon: int = 5, seed: int = 0) 
     def runs() -> str:
         expected = (num, horizon, len(world.feature_names))
         if original.features.shape != expected:
-            return f"features have shape {original.features.shape}, expected {expected}"
+            hint = f"; {VECTORISE}" if len(original.features) != num else ""
+            return f"features have shape {original.features.shape}, expected {expected}{hint}"
         if np.any(original.status != Status.OK):
             failed = f"{np.sum(original.status != Status.OK)} of {num} branches failed"
+            if original.error.startswith(tuple(kind.__name__ for kind in NOT_VECTORISED)):
+                return f"{failed}; one raised {original.error}; {VECTORISE}"
             return f"{failed}; one raised {original.error}" if original.error else failed
         if not np.all(np.isfinite(original.features)):
             return "features are not finite although every branch reports success"

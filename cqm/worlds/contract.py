@@ -48,6 +48,14 @@ class Rollout:
     error: str = ""  # message of the first exception; empty if no branch raised one
 
 
+VECTORISE = (
+    "it is called with many states at once, one row each, and must return as many rows: use "
+    "np.where instead of if, np.maximum instead of max"
+)
+"""What to change in code that handles one state at a time."""
+NOT_VECTORISED = (IndexError, TypeError, ValueError)  # what such code usually raises
+
+
 class World(abc.ABC):
     """A simulator that can reset, clone and roll out a batch of states.
 

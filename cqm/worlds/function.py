@@ -16,7 +16,17 @@ import numpy.typing as npt
 
 from cqm.names import checked_action_names
 from cqm.worlds.actions import checked_actions
-from cqm.worlds.contract import Rollout, States, Status, World, num_states, padded_blocks, take
+from cqm.worlds.contract import (
+    NOT_VECTORISED,
+    VECTORISE,
+    Rollout,
+    States,
+    Status,
+    World,
+    num_states,
+    padded_blocks,
+    take,
+)
 
 # A state as the user's functions see it: an array [n, ...], or a dict of such arrays.
 State = Any
@@ -119,11 +129,13 @@ class FunctionWorld(World):
         functions = dict(step=step, initial=initial, features=features, observe=observe)
         functions["exogenous"] = exogenous
         self._function_names = {role: fn and qualified_name(fn) for role, fn in functions.items()}
-        self._step_fn, self._initial_fn, self._exogenous_fn = step, initial, exogenous
-        self._features_fn = features or (lambda *transition: _flat(transition[-1]))
-        self._observe_fn = observe or _flat
+        self._initial_fn, self._exogenous_fn = initial, exogenous
         self._run = self._run_numpy if backend == "numpy" else _compiled(self._advance)
+        called: dict[str, Callable[..., Any]] = {"step": step, "observe": observe or _flat}
+        called["features"] = features or (lambda *transition: _flat(transition[-1]))
+        self._call = {role: _explained(role, fn) for role, fn in called.items()}
         self._probe(feature_names, observation_names)
+        self._call = called
 
     def reset(self, num: int, rng: np.random.Generator) -> States:
         """Draw `num` initial states."""
@@ -241,15 +253,15 @@ class FunctionWorld(World):
 
     def _observe_block(self, states: States) -> np.ndarray:
         """Observations of one block."""
-        observations = np.asarray(self._observe_fn(self._shown(states)), float)
+        observations = np.asarray(self._call["observe"](self._shown(states)), float)
         return _shaped("observe", observations, (self.block_size, None))
 
     def _advance(self, states: States, action: Any, exogenous: Any) -> tuple[States, Any, Any]:
         """Step one block; returns next states, features and which rows are finite."""
         xp, rows = action.__array_namespace__(), len(action)
-        following = self._step_fn(self._shown(states), action.copy(), exogenous.copy())
+        following = self._call["step"](self._shown(states), action.copy(), exogenous.copy())
         following = _conform("step", _packed(following), states)
-        features = self._features_fn(
+        features = self._call["features"](
             self._shown(states), action.copy(), exogenous.copy(), self._shown(following)
         )
         features = _shaped("features", xp.asarray(features), (rows, None))
@@ -305,6 +317,21 @@ def _compiled(advance: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
+def _explained(role: str, fn: Callable[..., Any]) -> Callable[..., Any]:
+    """The function; errors that are typical of functions of one state say what to change."""
+
+    def call(*arguments: Any) -> Any:
+        try:
+            return fn(*arguments)
+        except NOT_VECTORISED as error:
+            raise ValueError(
+                f"{role} raised {type(error).__name__}: {error}; {VECTORISE}, or pass block_size=1 "
+                "to have it called with one row at a time"
+            ) from error
+
+    return call
+
+
 def _flat(state: State) -> Any:
     """All variables of a user's state side by side, `[n, width]`."""
     arrays = list(_packed(state).values())
@@ -353,7 +380,8 @@ def _shaped(source: str, values: Any, shape: tuple[int | None, ...]) -> Any:
     fits = len(got) == len(shape) and all(w in (None, g) for w, g in zip(shape, got, strict=True))
     if not fits:
         wanted = ", ".join("any" if length is None else str(length) for length in shape)
-        raise ValueError(f"{source} has shape {got}, expected ({wanted})")
+        hint = f"; {VECTORISE}" if got[:1] != shape[:1] else ""
+        raise ValueError(f"{source} has shape {got}, expected ({wanted}){hint}")
     return values
 
 

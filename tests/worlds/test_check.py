@@ -6,7 +6,7 @@ import pytest
 from support.worlds import ToyWorld
 
 from cqm.worlds.check import Check, Report, check_world
-from cqm.worlds.contract import Rollout, Status, World
+from cqm.worlds.contract import VECTORISE, Rollout, Status, World
 from cqm.worlds.nuisance import NuisanceWorld
 
 
@@ -77,6 +77,17 @@ def exploding():
     return changed(rollout=rollout)
 
 
+def one_by_one():
+    """Handles one state at a time."""
+
+    def rollout(self, states, controls, noise, *, final=True):
+        if states["x"] > 100:
+            raise OverflowError
+        return ToyWorld.rollout(self, states, controls, noise, final=final)
+
+    return changed(rollout=rollout)
+
+
 def threaded():
     main = threading.get_ident()
     return after_rollout(lambda features, final: features + (threading.get_ident() != main))
@@ -128,6 +139,22 @@ def test_a_sound_world_passes_every_check():
         (failing("no ink"), "runs", "2 of 6 branches failed; one raised no ink"),
         (NuisanceWorld(failing("no ink")), "runs", "2 of 6 branches failed; one raised no ink"),
         (exploding(), "runs", "raised OSError: the licence has expired"),
+        (
+            one_by_one(),
+            "runs",
+            "raised ValueError: The truth value of an array with more than one element is "
+            f"ambiguous. Use a.any() or a.all(); {VECTORISE}",
+        ),
+        (
+            after_rollout(lambda features, final: features[:1]),
+            "runs",
+            f"features have shape (1, 5, 2), expected (6, 5, 2); {VECTORISE}",
+        ),
+        (
+            failing("TypeError('only length-1 arrays')"),
+            "runs",
+            f"2 of 6 branches failed; one raised TypeError('only length-1 arrays'); {VECTORISE}",
+        ),
         (
             after_rollout(lambda features, final: np.where(features > 1, np.nan, features)),
             "runs",

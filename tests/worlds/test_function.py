@@ -402,6 +402,18 @@ def test_different_worlds_have_different_identities():
         ({"step": lambda x, u, e: x * np.nan}, "NaN or infinity"),
         ({"step": lambda x, u, e: x / u[:, :1]}, r"with candidate actions \[0\]"),
         ({"features": lambda x, u, e, y: y[:, 0]}, r"features has shape \(256,\)"),
+        # Functions that handle one state at a time.
+        (
+            {"step": lambda x, u, e: x if x[0] > 0 else -x},
+            "step raised ValueError: .*np.where inst",
+        ),
+        (
+            {"step": lambda x, u, e: [max(v, 0.0) for v in x]},
+            "use np.where .* or pass block_size=1",
+        ),
+        ({"step": lambda x, u, e: np.zeros(3)}, r"'state' from step has shape \(3,\).*np.where"),
+        ({"features": lambda x, u, e, y: [float(y)]}, "features raised TypeError: .*np.where inst"),
+        ({"observe": lambda x: [float(x)]}, "observe raised TypeError: .*np.where instead of if"),
         ({"observe": lambda x: x.sum()}, r"observe has shape \(\), expected \(256, any\)"),
         ({"exogenous": lambda n, h, rng: np.zeros((n, 3))}, r"exogenous has shape \(3, 3\)"),
     ],
