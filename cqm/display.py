@@ -14,10 +14,11 @@ Row = Mapping[str, object]  # cells by column title
 def counted(num: int, noun: str) -> str:
     """A number and a noun in the singular or plural.
 
-    >>> counted(1, "draw"), counted(2000, "state")
-    ('1 draw', '2,000 states')
+    >>> counted(1, "draw"), counted(2000, "family")
+    ('1 draw', '2,000 families')
     """
-    return f"{num:,} {noun}{'' if num == 1 else 's'}"
+    plural = f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
+    return f"{num:,} {noun if num == 1 else plural}"
 
 
 def text_table(rows: Sequence[Row]) -> str:

@@ -19,6 +19,7 @@ from cqm.branches.collect import plan_collection
 from cqm.branches.dataset import Branches
 from cqm.branches.recipe import BLOCK, Continuation, Policy
 from cqm.branches.simulate import Plan, roll_closed_loop, roll_open_loop, simulate_block
+from cqm.display import counted
 from cqm.quotient import center
 from cqm.storage import DamagedFileError
 from cqm.worlds.check import Check, Report
@@ -68,7 +69,7 @@ def audit(
     rng = np.random.default_rng(seed)
     sample = _sample(branches, families, rng)
     checks = [
-        Check("checksums", True, f"{len(branches):,} families intact"),
+        Check("checksums", True, f"{counted(len(branches), 'family')} intact"),
         _replay(plan, sample),
         _collected_again(plan, branches, rng),
         _duplicate_arm(plan, sample, rng),
@@ -81,7 +82,7 @@ def audit(
 
 
 def _report(branches: Branches, num_checked: int, checks: list[Check]) -> Report:
-    report = Report(f"{branches}, {num_checked} families checked", tuple(checks))
+    report = Report(f"{branches}, {counted(num_checked, 'family')} checked", tuple(checks))
     if branches.directory is not None:
         content = {"passed": report.passed, **asdict(report)}
         storage.write_json(Path(branches.directory) / AUDIT, content)
@@ -164,7 +165,8 @@ def _collected_again(plan: Plan, branches: Branches, rng: np.random.Generator) -
     return Check(
         "a block collected again from its seed is identical",
         not wrong,
-        f"block {block}, {len(rows)} families" + (f": {', '.join(wrong)} differ" if wrong else ""),
+        f"block {block}, {counted(len(rows), 'family')}"
+        + (f": {', '.join(wrong)} differ" if wrong else ""),
     )
 
 

@@ -83,7 +83,7 @@ def collect(
     >>> from cqm.worlds import load_world
     >>> world = load_world("cartpole-swingup")
     >>> collect(world, states=4, seed=7)
-    Branches(cartpole-swingup, 4 families of 3/3 arms, draws 1, horizon 12, discount 0.95, seed 7)
+    Branches(cartpole-swingup, 4 families of 3/3 arms, 1 draw, horizon 12, discount 0.95, seed 7)
     """
     law = Continuation.of(continuation)
     names = checked_action_names(world.action_names, len(world.candidate_actions))

@@ -22,7 +22,7 @@ from cqm.branches import shards as shard_files
 from cqm.branches.export import branch_columns, write_parquet
 from cqm.branches.recipe import BLOCK, Recipe
 from cqm.branches.shards import Shard
-from cqm.display import data_frame, html_facts
+from cqm.display import counted, data_frame, html_facts
 from cqm.names import bracketed, checked_action_names, shortened
 from cqm.quotient import Reference, center
 from cqm.worlds.nuisance import mix
@@ -82,8 +82,9 @@ class Branches:
         recipe, seeds = self.recipe, ", ".join(map(str, self.seeds))
         dropped = f"; dropped while collecting: {self.why_dropped}" if self.dropped else ""
         return (
-            f"Branches({self.world['name']}, {len(self):,} families of {self.num_arms}/"
-            f"{self.num_actions} arms{bracketed(self.action_names)}, draws {recipe.draws}, "
+            f"Branches({self.world['name']}, {counted(len(self), 'family')} of {self.num_arms}/"
+            f"{self.num_actions} arms{bracketed(self.action_names)}, "
+            f"{counted(recipe.draws, 'draw')}, "
             f"horizon {recipe.horizon}, discount {recipe.discount}, "
             f"seed{'s' if len(self.seeds) > 1 else ''} {seeds}{dropped})"
         )

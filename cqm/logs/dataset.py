@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike
 from cqm import storage
 from cqm.branches.dataset import Branches, split_size
 from cqm.branches.recipe import Continuation, Recipe, draw_actions
-from cqm.display import data_frame, html_facts, named_columns
+from cqm.display import counted, data_frame, html_facts, named_columns
 from cqm.logs.coverage import Coverage, measure_coverage
 from cqm.logs.validate import (
     AXES,
@@ -286,7 +286,7 @@ class Logs:
     def __repr__(self) -> str:
         known = "unknown" if self.propensities is None else "known"
         return (
-            f"Logs({self.world['name']}, {len(self):,} trajectories, "
+            f"Logs({self.world['name']}, {counted(len(self), 'trajectory')}, "
             f"{counted_actions(self.action_names)}, horizon {self.recipe.horizon}, "
             f"discount {self.recipe.discount}, propensities {known})"
         )

@@ -116,7 +116,7 @@ def test_without_a_nuisance_features_are_native():
 def test_length_and_representation(ragged):
     branches = collect(plane_world(), states=20, seed=9)
     assert len(branches) == 20
-    expected = "Branches(plane, 20 families of 3/3 arms, draws 1, horizon 4, discount 0.95, seed 9)"
+    expected = "Branches(plane, 20 families of 3/3 arms, 1 draw, horizon 4, discount 0.95, seed 9)"
     assert repr(branches) == expected
     assert "1,234 families" in repr(collect(plane_world(), states=1234, horizon=1))
     assert "families of 2/3 arms" in repr(collect(plane_world(), arms=2))
@@ -306,7 +306,7 @@ def test_sets_keep_the_names_of_the_actions(tmp_path):
     branches = collect(plane_world(action_names=NAMES), out=tmp_path / "named")
     for named in (branches, branches[:3], cqm.Branches.open(tmp_path / "named")):
         assert named.action_names == NAMES
-        assert "of 3/3 arms (wait, push, <drop>), draws 1" in repr(named)
+        assert "of 3/3 arms (wait, push, <drop>), 1 draw" in repr(named)
     in_memory = collect(plane_world(action_names=NAMES))
     assert in_memory.action_names == NAMES
     html = in_memory._repr_html_()
