@@ -26,6 +26,7 @@ from cqm.quotient import center
 
 SHOWN_STATES = 10  # rows of a printed verdict
 NOTE_WIDTH = 90  # characters per line of the sentences below its table
+UNLEARNED = 0.5  # excess error above which a feature counts as not learned
 BLOCK_VALUES = 1_000_000  # action values that `act` computes at once: 8 MB
 
 
@@ -167,6 +168,17 @@ class Calibration:
         """`excess_error` per feature; NaN if its effects are indistinguishable from noise."""
         visible = self.size > self.noise / self.draws
         return self._errors() / np.where(visible, self.size, np.nan)
+
+    def unlearned(self, weights: np.ndarray) -> np.ndarray:
+        """Features that queries `[..., features]` weigh although the model has not learned them.
+
+        These have an excess error above 0.5, and a weight at which their effects are at least 1% of
+        those of the feature that matters most.
+        """
+        share = np.abs(weights) * np.sqrt(np.maximum(self.size, 0))
+        weighed = (share > 0) & (share >= 0.01 * share.max(axis=-1, keepdims=True))
+        weighed = weighed.reshape(-1, len(self.size)).any(axis=0)
+        return np.flatnonzero(weighed & (self.feature_errors > UNLEARNED))
 
     def _errors(self) -> np.ndarray:
         """Squared errors in the expected effects, `[features]`."""

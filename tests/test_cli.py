@@ -256,6 +256,7 @@ def test_fit_then_query(tmp_path, capsys):
     assert "no_such_thing" in capsys.readouterr().err
 
 
+@pytest.mark.filterwarnings("once:the query weighs features that")
 def test_the_answers_of_a_calibrated_model_are_labelled(tmp_path, capsys):
     world = cqm.load_world("cartpole-swingup", action_names=("left", "none", "right"))
     recipe = {"horizon": 3, "threads": 1}
@@ -264,7 +265,11 @@ def test_the_answers_of_a_calibrated_model_are_labelled(tmp_path, capsys):
     model.calibrate(cqm.collect(world, states=30, draws=16, seed=1, **recipe)).save(tmp_path)
     query = ["query", str(tmp_path), "--reward=-cart_position", "--states", "2"]
     assert main([*query, "--confidence", "0.9"]) == 0
-    title, header, *rows, trust, meaning = capsys.readouterr().out.splitlines()
+    printed = capsys.readouterr()
+    [warning] = [line for line in printed.err.splitlines() if "warning" in line]
+    assert warning.startswith("cqm: warning: the query weighs features that the model has not lea")
+    assert "cart_position (" in warning
+    title, header, *rows, trust, meaning = printed.out.splitlines()
     assert title == "Best first action for -cart_position (exact)"
     columns = ["state", "best", "ranking", "advantages", "behind the best", "answer"]
     assert re.split(r"  +", header) == [*columns, "regret at most"]

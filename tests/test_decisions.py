@@ -183,6 +183,21 @@ def test_what_is_no_query_is_refused_in_words(query):
         act(EFFECTS, query)
 
 
+def test_unlearned_features_are_those_that_a_query_weighs_noticeably():
+    size = np.array([1.0, 1.0, 1e-6, 0.0])
+    # The second and third feature are predicted to stay as they are; the fourth has no effects.
+    residuals = np.sqrt([0.1, 1.0, 1e-6, 0.0]) * np.ones((5, 1, 1))
+    calibration = Calibration(residuals, 16, np.zeros(4), size)
+    unlearned = lambda *weights: calibration.unlearned(np.array(weights)).tolist()
+    assert unlearned(1.0, 0.0, 0.0, 0.0) == []
+    assert unlearned(1.0, 0.02, 0.0, 1.0) == [1]
+    assert unlearned(1.0, -0.02, 0.0, 0.0) == [1]
+    assert unlearned(1.0, 0.005, 0.0, 0.0) == []  # it hardly matters
+    assert unlearned(0.0, 0.0, 1.0, 0.0) == [2]  # in its own units it is all that matters
+    assert unlearned([1.0, 0.0, 0.0, 0.0], [0.0, 1.0, 0.0, 0.0]) == [1]
+    assert unlearned(0.0, 0.0, 0.0, 0.0) == []
+
+
 def test_calibration_needs_draws():
     with pytest.raises(
         ValueError, match=r"at least 16 draws per state.*got 3; collect with draws=16"

@@ -1,11 +1,13 @@
 """The command line; `cqm --help` lists the commands."""
 
+import contextlib
 import functools
 import operator
 import os
 import signal
 import sys
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
 
 import tyro
@@ -16,6 +18,7 @@ from cqm.cli.experiments import Report, Reproduce
 from cqm.cli.models import Ask, Fit
 from cqm.cli.worlds import Worlds, WorldsCheck, WorldsList
 from cqm.names import unknown
+from cqm.progress import say
 
 COMMANDS: dict[str, type] = {
     "worlds": Worlds,
@@ -42,10 +45,8 @@ def main(args: Sequence[str] | None = None) -> int:
     """Run a command; report user errors in one line on standard error, without a traceback."""
     os.environ.setdefault("MUJOCO_GL", "disable")  # no command renders; servers have no display
     try:
-        try:
+        with _plain_output():
             return _run(list(sys.argv[1:] if args is None else args))
-        finally:
-            sys.stdout.flush()
     except KeyboardInterrupt:
         print("cqm: interrupted; rerun the command to resume", file=sys.stderr)
         return 130
@@ -58,6 +59,18 @@ def main(args: Sequence[str] | None = None) -> int:
             problem = "matplotlib is not installed; reports need it: pip install 'cqm[experiments]'"
         print(f"cqm: {problem}", file=sys.stderr)
         return 2
+
+
+@contextlib.contextmanager
+def _plain_output() -> Iterator[None]:
+    """Print each warning once, in one line, and flush while an error can still be reported."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("once", UserWarning, append=True)
+        warnings.showwarning = lambda message, *_, **__: say(f"cqm: warning: {message}")
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
 
 
 def _run(args: list[str]) -> int:

@@ -1,6 +1,6 @@
 """The estimator: what every model of effects offers, whatever data it learns from.
 
-A subclass says how it learns a predictor; everything else lives here: parameters, contrasts,
+A subclass says how it learns a predictor; everything else lives here: contrasts,
 rankings, calibration and certificates, saving and loading, and the model card.
 """
 
@@ -10,9 +10,9 @@ import abc
 import copy
 import dataclasses
 import functools
-import inspect
 import platform
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -38,7 +38,7 @@ from cqm.models.files import (
     read_description,
     read_model_arrays,
 )
-from cqm.models.parameters import json_values, read_params
+from cqm.models.parameters import Parameters, json_values, read_params
 from cqm.models.predictors import Predictor, restore_predictor
 from cqm.models.training import (
     MemberLossFn,
@@ -57,7 +57,7 @@ from cqm.quotient import Reference, as_reference, center, contrast
 Network = TypeVar("Network", bound=eqx.Module)
 
 
-class Estimator(abc.ABC):
+class Estimator(Parameters, abc.ABC):
     """Estimates the effect κ(s, a) of every candidate action, and ranks actions for any reward.
 
     Constructor parameters are stored untouched and checked by `fit`.
@@ -102,34 +102,7 @@ class Estimator(abc.ABC):
     def _learn(self, data: Any, options: Mapping[str, Any]) -> Predictor:
         """Learn a predictor; `options` are passed on to the training loop."""
 
-    # Parameters, following scikit-learn's conventions.
-
-    @classmethod
-    def _defaults(cls) -> dict[str, Any]:
-        """Parameters of the constructor with their defaults."""
-        signature = inspect.signature(cls)
-        return {name: parameter.default for name, parameter in signature.parameters.items()}
-
-    def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """Constructor parameters by name; `deep` has no effect and exists only for scikit-learn."""
-        return {name: getattr(self, name) for name in self._defaults()}
-
-    def set_params(self, **params: Any) -> Self:
-        """Change constructor parameters; they take effect at the next `fit`."""
-        unknown = sorted(set(params) - set(self._defaults()))
-        if unknown:
-            raise ValueError(f"unknown parameters {unknown}; available: {list(self._defaults())}")
-        for name, value in params.items():
-            setattr(self, name, value)
-        return self
-
-    def __repr__(self) -> str:
-        changed = (
-            f"{name}={value!r}"
-            for name, value in self.get_params().items()
-            if repr(value) != repr(self._defaults()[name])
-        )
-        return f"{type(self).__name__}({', '.join(changed)})"
+    # Display.
 
     def __str__(self) -> str:
         return repr(self) if self.predictor_ is None else text_facts(self.title, model_facts(self))
@@ -225,21 +198,6 @@ class Estimator(abc.ABC):
             raise ValueError(f"the model is not fitted; call fit with {self.examples} first")
         return self.predictor_
 
-    def _at_least(self, **least: int) -> None:
-        """Raise `ValueError` for a parameter below its smallest allowed value; None is allowed."""
-        for name, bound in least.items():
-            value = getattr(self, name)
-            if value is not None and value < bound:
-                raise ValueError(f"{name} must be at least {bound}; got {value}")
-
-    def _one_of(self, name: str, allowed: Iterable[str]) -> None:
-        """Raise `ValueError` unless a parameter has one of the allowed values."""
-        if getattr(self, name) not in allowed:
-            raise ValueError(
-                f"{name} must be one of {', '.join(map(repr, allowed))}; "
-                f"got {getattr(self, name)!r}"
-            )
-
     # Effects and decisions. Observations are `[n, observations]`, or `[observations]` of one state,
     # for which results have no axis `n`; see `cqm.observations.as_observations`.
 
@@ -275,7 +233,9 @@ class Estimator(abc.ABC):
 
     def advantage(self, observations: ArrayLike, query: QueryLike) -> np.ndarray:
         """Centred action values, `[n, actions]`; `[n, queries, actions]` for several queries."""
-        return decisions.advantage(self.effect(observations), query)
+        values = decisions.advantage(self.effect(observations), query)
+        self._warn_of_unlearned_features(query)
+        return values
 
     def rank(self, observations: ArrayLike, query: QueryLike) -> np.ndarray:
         """Actions, best first, `[n, actions]`; `[n, queries, actions]` for several queries."""
@@ -283,7 +243,9 @@ class Estimator(abc.ABC):
 
     def act(self, observations: ArrayLike, query: QueryLike) -> np.ndarray:
         """The best action's index in each state, `[n]`; `[n, queries]` for several queries."""
-        return decisions.act(self.effect(observations), query)
+        chosen = decisions.act(self.effect(observations), query)
+        self._warn_of_unlearned_features(query)
+        return chosen
 
     def recenter(self, reference: ArrayLike | None) -> Self:
         """The same model with effects centred at another reference, without retraining."""
@@ -320,7 +282,7 @@ class Estimator(abc.ABC):
     ) -> decisions.Verdict:
         """Choose actions and bound their expected regret; see `cqm.decisions`."""
         calibration = self._calibrated()
-        return decisions.certify(
+        verdict = decisions.certify(
             self.effect(observations),
             query,
             calibration,
@@ -330,6 +292,8 @@ class Estimator(abc.ABC):
             action_names=self.action_names_,
             continuation=self.recipe_.continuation.describe(self.action_names_),
         )
+        self._warn_of_unlearned_features(query)
+        return verdict
 
     def effect_interval(
         self,
@@ -351,6 +315,21 @@ class Estimator(abc.ABC):
             query, calibration, self.recipe_.discount, self.recipe_.horizon, confidence
         )
         return effects - radius, effects + radius
+
+    def _warn_of_unlearned_features(self, query: QueryLike) -> None:
+        """Name features that the query weighs although the calibration shows them not learned."""
+        # The features of a world with a nuisance are mixtures, which have no error of their own.
+        if self.calibration_ is None or self.world_.get("nuisance"):
+            return
+        unlearned = self.calibration_.unlearned(decisions.query_weights(query))
+        if len(unlearned):
+            errors = self.calibration_.feature_errors
+            names = ", ".join(f"{self.feature_names[i]} ({errors[i]:.2g})" for i in unlearned)
+            warnings.warn(
+                f"the query weighs features that the model has not learned: {names}; an excess "
+                "error of 0 is perfect, 1 is predicting nothing",
+                stacklevel=3,
+            )
 
     def _calibrated(self) -> decisions.Calibration:
         if self.calibration_ is None:
@@ -425,9 +404,6 @@ class Estimator(abc.ABC):
         model.calibration_ = decisions.Calibration.from_arrays(arrays)
         model.predictor_ = restore_predictor(arrays)
         return model
-
-    def _json_params(self) -> dict[str, Any]:
-        return json_values(self.get_params())
 
 
 def load_model(path: str | Path) -> Estimator:

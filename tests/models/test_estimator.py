@@ -1,6 +1,7 @@
 """What every estimator shares: parameters, files, card, and calibration."""
 
 import copy
+import dataclasses
 import inspect
 import zipfile
 
@@ -294,6 +295,7 @@ def test_one_state_in_gives_one_answer_out(fitted):
         fitted.act(np.append(one, 0.0), weights)
 
 
+@pytest.mark.filterwarnings("ignore:the query weighs features that")  # it hardly learned any
 def test_a_verdict_has_the_names_and_says_what_best_means(branches, held_out):
     model = cqm.EffectModel(method="direct", width=8, training=QUICK).fit(branches)
     query = cqm.Query.named({"angle": 1.0}, model)
@@ -370,3 +372,26 @@ def _observations(model):
     if model.method_ == "tabular":
         return np.array([[0.0], [1.0]])
     return np.random.default_rng(3).normal(size=(5, len(model.observation_names)))
+
+
+def test_a_query_on_what_the_model_has_not_learned_names_it(branches, held_out):
+    model = cqm.EffectModel(method="direct", width=64, updates=400).fit(branches)
+    states = held_out.observations[:2]
+    angle, speed, both = (
+        cqm.Query(np.array(weights)) for weights in ([1, 0, 0], [0, 1, 0], [1, 1, 0])
+    )
+    model.advantage(states, speed)  # its error is unknown
+    model.calibrate(held_out)
+    expected = held_out.effects().mean(axis=1)
+    # As if the angle had been predicted to stay as it is.
+    residuals = model.calibration_.residuals.copy()
+    residuals[..., 0] = expected[..., 0]
+    model.calibration_ = dataclasses.replace(model.calibration_, residuals=residuals)
+    model.certify(states, speed)
+    for ask in (model.advantage, model.rank, model.act, model.certify):
+        with pytest.warns(UserWarning, match=r"has not learned: angle \(1\); an excess error"):
+            ask(states, angle)
+        with pytest.warns(UserWarning, match="angle"):
+            ask(states, both)
+    with pytest.warns(UserWarning, match="angle"):
+        model.act(states, [speed, angle])
