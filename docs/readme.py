@@ -12,6 +12,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -96,35 +97,36 @@ def table():
     """Accuracy per domain as Markdown: the ceiling, the paper's model, ours and the best rival."""
     run = results.load(ROOT / "results" / "paper")
     rivals = [name for name in run.methods if _is_rival(name)]
-    scores = {
+    accuracy = {
         (domain, name): score(run, domain, name, "accuracy")
         for domain in run.domains
         for name in ("cqm", "default", *rivals)
     }
-    best = {d: max(rivals, key=lambda name: scores[d, name].mean) for d in run.domains}
-    columns = [
-        (
-            domain_title(domain),
-            "---:",
-            f"{run.ceiling(domain, 'accuracy_ceiling')[0]:.3f}",
-            f"{scores[domain, 'cqm'].mean:.3f}",
-            f"**{scores[domain, 'default'].mean:.3f}**",
-            f"{scores[domain, rival].mean:.3f}<br>{_starred(rival)}",
-        )
-        for domain, rival in best.items()
+    best = {d: max(rivals, key=lambda name: accuracy[d, name].mean) for d in run.domains}
+    rows = [
+        ("", "Ceiling", "Paper's model", "**This library**", "Best rival"),
+        (":---", "---:", "---:", "---:", "---:"),
+        *(
+            (
+                domain_title(domain),
+                f"{run.ceiling(domain, 'accuracy_ceiling')[0]:.3f}",
+                f"{accuracy[domain, 'cqm'].mean:.3f}",
+                f"**{accuracy[domain, 'default'].mean:.3f}**",
+                f"{accuracy[domain, rival].mean:.3f}",
+            )
+            for domain, rival in best.items()
+        ),
     ]
-    titles = ("", ":---", "Ceiling", "The paper's model", "**`cqm.EffectModel()`**", "Best rival")
-    rows = (f"| {' | '.join(row)} |" for row in zip(titles, *columns, strict=True))
+    seeds = sorted(accuracy[domain, rival].num for domain, rival in best.items())
     *chances, last = (f"{run.chance(domain):.2f}" for domain in run.domains)
-    kinds = {name.partition("+")[0] for name in rivals}
-    fewest, most = (f(scores[d, name].num for d, name in best.items()) for f in (min, max))
     notes = (
-        f"Means over {len(run.seeds)} seeds ({fewest} to {most} for the best rivals). A random "
-        f"choice scores {', '.join(chances)} and {last}. Best rival: the best of {len(kinds)} "
-        "methods that predict futures or values instead of effects; \\*: with its input prepared "
-        "as ours is."
+        f"A random choice scores {', '.join(chances)} and {last}. Means over {len(run.seeds)} "
+        f"seeds, for rivals over {seeds[0]} to {seeds[-1]}. Best rival, of "
+        f"{len({name.partition('+')[0] for name in rivals})} methods that predict futures or "
+        f"values instead of effects: {_places(best)} (\\* with its input prepared as ours is)."
     )
-    return "\n".join([*rows, "", notes])
+    lines = (f"| {' | '.join(row)} |" for row in rows)
+    return "\n".join([*lines, "", textwrap.fill(notes, 120)])
 
 
 def _is_rival(name):
@@ -133,10 +135,14 @@ def _is_rival(name):
     return method.role != "limit" and method.predicts != "effects"
 
 
-def _starred(name):
-    """A method's title, with a star if its input was conditioned."""
-    base, plus, _ = name.partition("+")
-    return METHODS[base].title + (r"\*" if plus else "")
+def _places(best):
+    """Which method is best where, with a star where its input was conditioned."""
+    places = {}
+    for domain, name in best.items():
+        base, plus, _ = name.partition("+")
+        star = r"\*" if plus else ""
+        places.setdefault(METHODS[base].title, []).append(f"{domain_title(domain)}{star}")
+    return "; ".join(f"{title} on {', '.join(domains)}" for title, domains in places.items())
 
 
 def with_table(text):
