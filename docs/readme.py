@@ -120,10 +120,10 @@ def table():
     seeds = sorted(accuracy[domain, rival].num for domain, rival in best.items())
     *chances, last = (f"{run.chance(domain):.2f}" for domain in run.domains)
     notes = (
-        f"A random choice scores {', '.join(chances)} and {last}. Means over {len(run.seeds)} "
-        f"seeds, for rivals over {seeds[0]} to {seeds[-1]}. Best rival, of "
+        f"Means over {len(run.seeds)} seeds ({seeds[0]} to {seeds[-1]} for the rivals). A random "
+        f"choice scores {', '.join(chances)} and {last}. The best rival is the best of "
         f"{len({name.partition('+')[0] for name in rivals})} methods that predict futures or "
-        f"values instead of effects: {_places(best)} (\\* with its input prepared as ours is)."
+        f"values instead of effects: {_places(best)} (\\* with its input prepared like ours)."
     )
     lines = (f"| {' | '.join(row)} |" for row in rows)
     return "\n".join([*lines, "", textwrap.fill(notes, 120)])
