@@ -268,7 +268,9 @@ def test_an_interrupted_fit_continues_to_the_same_predictions(
     resumed = fitted("task-td", linear, TINY, directory=tmp_path)
     assert written == [10, 20, 30]  # chunks of 10 of the 30 updates
     np.testing.assert_array_equal(resumed.values(linear_test, weights), whole)
-    with pytest.raises(ValueError, match=r"(?s)with different settings or data.*sha256.observations"):
+    with pytest.raises(
+        ValueError, match=r"(?s)with different settings or data.*sha256.observations"
+    ):
         fitted("task-td", linear[:100], TINY, directory=tmp_path)
 
 
