@@ -35,9 +35,8 @@ if TYPE_CHECKING:
 
 _INTEGRATION = mujoco.mjtState.mjSTATE_INTEGRATION.value
 _NEEDS_DISPLAY = {"quadruped-escape"}
-_SIZES = Path(__file__).with_name(
-    "suite.json"
-)  # python -m cqm.worlds.suite > cqm/worlds/suite.json
+# Made by `python -m cqm.worlds.suite > cqm/worlds/suite.json`.
+_SIZES = Path(__file__).with_name("suite.json")
 
 
 @dataclass(frozen=True)
