@@ -205,6 +205,7 @@ def test_fit_passes_its_settings_on_and_says_what_it_does(tmp_path, capsys):
     assert re.sub(r"\d+/s", "", said).splitlines() == [
         f"Loading {tmp_path / 'train'}",
         "Learning from 60 branch families",
+        "Reading the training rows",
         "effect: compiling, then 5 updates",
         "effect: 5/5 updates, , 0 s left",
     ]

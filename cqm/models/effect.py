@@ -26,6 +26,7 @@ from cqm.models.scorer import Scorer
 from cqm.models.stream import RowsFn, open_source
 from cqm.models.training import MemberLossFn, Source, Training, Validation
 from cqm.models.transition import Transition, single_step_loss, step_spread, unrolled_loss
+from cqm.progress import say
 from cqm.quotient import ComparisonGraph, Reference, center, edge_loss
 
 TRAINING = Training(updates=8_000, batch_size=64, learning_rate=5e-4, schedule="cosine")
@@ -328,6 +329,7 @@ class _EffectFit:
     def _data(self, rows_fn: RowsFn) -> tuple[Source, Validation | None]:
         """Training rows and, if some families are held out, validation rows."""
         model, validation = self.model, None
+        say("Reading the training rows", self.options["show_progress"])
         seed = model._training_settings(TRAINING).seed
         assert seed is not None
         source = open_source(self.branches, rows_fn, memory_gb=model.memory_gb, seed=seed)

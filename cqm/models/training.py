@@ -187,7 +187,6 @@ def train(
         step, losses, held_out, state = files.load(state)
     key = jax.random.key(training.seed)
     shown = step < training.updates and is_shown(show_progress)
-    later = later_fn() if shown else 0.0
     measure = None if validation is None else _compiled_validation(loss_fn, validation, training)
     with (
         progress(
@@ -200,6 +199,7 @@ def train(
         ) as advance,
         contextlib.closing(files) if files is not None else contextlib.nullcontext(),
     ):
+        later = later_fn() if shown else 0.0  # compiles the later trainings, and times them
         run = _compiled_chunk(loss_fn, training, compiled_fn=lambda: advance(0))
         while step < training.updates and _chunks_since_best(held_out) < patience:
             num = min(training.chunk, training.updates - step)
