@@ -18,6 +18,7 @@ help:
 
 # Reinstalled only if the pinned versions or the project's metadata change.
 $(READY): requirements.lock pyproject.toml
+	@echo "installing every dependency into $(VENV); this takes a minute or two"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements.lock
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .

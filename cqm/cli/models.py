@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import numpy as np
 
 from cqm.branches.dataset import Branches
-from cqm.cli.shared import Directory, Json, default, print_table
+from cqm.cli.shared import Directory, Json, default
+from cqm.display import text_table
 from cqm.progress import say
 
 if TYPE_CHECKING:
@@ -164,7 +165,7 @@ class Ask:
             print(json.dumps({**about, "states": answers}, indent=2))
         else:
             print(f"Best first action for {query}")
-            print_table([_answer_row(answer, names) for answer in answers])
+            print(text_table([_answer_row(answer, names) for answer in answers]))
             print(f"{trust}\n{meaning}")
         return 0
 

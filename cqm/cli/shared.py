@@ -1,6 +1,5 @@
-"""Arguments that several commands take, and how tables are printed."""
+"""Arguments that several commands take."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,8 +22,3 @@ Json = Annotated[bool, tyro.conf.arg(help="Print JSON instead of text.")]
 def default(text: str) -> Any:
     """The default to show in the help of an argument that is None unless given."""
     return tyro.conf.arg(help_behavior_hint=f"(default: {text})")
-
-
-def print_table(rows: Sequence[dict[str, Any]]) -> None:
-    """Print rows with the same keys as aligned columns."""
-    print(text_table(rows))
