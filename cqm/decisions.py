@@ -170,7 +170,7 @@ class Calibration:
         return self._errors() / np.where(visible, self.size, np.nan)
 
     def unlearned(self, weights: np.ndarray) -> np.ndarray:
-        """Features that queries `[..., features]` weigh although the model has not learned them.
+        """Features that queries `[..., features]` give weight, but the model has not learned.
 
         These have an excess error above 0.5, and a weight at which their effects are at least 1% of
         those of the feature that matters most.

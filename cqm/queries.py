@@ -227,7 +227,7 @@ class Query:
         horizon: int | None,
         form: Literal["tight", "paper"] = "tight",
     ) -> np.ndarray:
-        """Bound on the best-looking action's regret if no effect errs by more than `effect_error`.
+        """Bound on the regret of the predicted best action, given the largest error of an effect.
 
         This is `bounds.combined_regret` for these weights. `error` is an estimate, so the bound for
         a projected reward is an estimate too.

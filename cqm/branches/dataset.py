@@ -169,7 +169,7 @@ class Branches:
 
     @property
     def num_arms(self) -> int:
-        """Number of candidate actions that each family branches."""
+        """Number of arms, the candidate actions tried, per family."""
         arms = self.recipe.arms
         if arms is None:
             return self.num_actions
@@ -239,7 +239,7 @@ class Branches:
 
     @property
     def arms(self) -> np.ndarray:
-        """Candidate actions that each family branches, `[n, arms]`."""
+        """The candidate action of each arm of each family, `[n, arms]`."""
         return self.array("arms").astype(np.int64)
 
     @property
@@ -311,7 +311,7 @@ class Branches:
         return self.recipe.discounted(read("nuisance"))
 
     def require_all_arms(self) -> None:
-        """Raise unless each family branches all candidate actions."""
+        """Raise unless every family has an arm for each candidate action."""
         if self.num_arms < self.num_actions:
             raise ValueError(
                 f"each family branches {self.num_arms} of {self.num_actions} actions, so its "

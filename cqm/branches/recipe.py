@@ -48,7 +48,7 @@ class Continuation:
 
     @classmethod
     def of(cls, law: str | Sequence[float] | Policy | Continuation) -> Continuation:
-        """Convert anything that describes a law."""
+        """Make a continuation from `uniform`, probabilities or a policy."""
         if isinstance(law, Continuation):
             return law
         if isinstance(law, Policy):
@@ -86,7 +86,7 @@ class Continuation:
         )
 
     def draw(self, uniforms: np.ndarray, num_actions: int) -> np.ndarray:
-        """Candidate actions from uniform numbers, by inverting an open-loop law."""
+        """Draw candidate actions from an open-loop law, given uniform random numbers."""
         if self.law == "uniform":
             return (uniforms * num_actions).astype(int)
         return draw_actions(self.probabilities(num_actions), uniforms)
@@ -191,7 +191,7 @@ class Recipe:
 
 
 def draw_actions(probabilities: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
-    """Candidate actions from uniform numbers `[...]`, by inverting probabilities `[..., actions]`.
+    """Draw actions with probabilities `[..., actions]`, given uniform random numbers `[...]`.
 
     >>> draw_actions(np.array([[0.2, 0.8], [0.2, 0.8]]), np.array([0.1, 0.3])).tolist()
     [0, 1]

@@ -46,7 +46,7 @@ class Fit:
     updates: Annotated[int | None, default("8000, or 2000 with hindsight")] = None
     """Number of gradient steps per training run."""
     validation: float = 0.0
-    """Share of the branches to hold out; training then stops when it no longer improves on them."""
+    """Share of the branches to hold out; training stops early when their loss stops improving."""
     width: Annotated[int | None, default("256")] = None
     """Width of the hidden layers."""
     members: int = 1

@@ -5,8 +5,6 @@ from typing import Annotated, Any
 
 import tyro
 
-from cqm.display import text_table
-
 WorldName = Annotated[
     str,
     tyro.conf.Positional,

@@ -152,7 +152,7 @@ class EffectModel(Estimator):
         return _EffectFit(self, branches, options).predictor()
 
     def to_numpy(self) -> Scorer:
-        """A scorer of the same effects with NumPy alone; see `Scorer.load` for saved models."""
+        """A scorer that computes the same effects with NumPy alone; see also `Scorer.load`."""
         arrays, names = self._fitted().arrays(), self.observation_names
         return Scorer(arrays, self.reference, observation_names=names)
 

@@ -2,7 +2,7 @@
 
 A first regression predicts the outcome from the state alone and is subtracted. A second one
 explains the residuals by how the action taken differs from the average under the behaviour policy.
-Both are cross-fitted, and the remaining noise is weighted by its own covariance.
+Both are cross-fitted, and the second is weighted by the inverse covariance of the noise.
 """
 
 from __future__ import annotations

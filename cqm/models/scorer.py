@@ -16,7 +16,7 @@ _ROWS = 32  # states per block, each with all its actions and continuations
 
 
 class Scorer:
-    """Computes the effects of an `EffectModel` from its arrays, equal up to float32 rounding.
+    """Computes the effects of an `EffectModel` from its arrays, up to float32 rounding.
 
     The arrays are those of a saved model: input coordinates, output basis, and the layers of all
     members, stacked along the first axis.

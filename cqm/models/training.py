@@ -105,7 +105,7 @@ class InMemory:
 
 @dataclass(frozen=True)
 class Validation:
-    """Held-out rows; the model with the lowest loss on them is kept instead of the last one."""
+    """Held-out rows; training keeps the model with the lowest loss on them, not the final one."""
 
     rows: Mapping[str, Any]  # [rows, ...] each
     patience: int  # training stops after this many chunks without improvement
@@ -162,8 +162,8 @@ def train(
             setting does not invalidate it.
         validation: Rows for choosing the best model and for early stopping.
         evaluate_fn: Further metrics of the model, computed after each chunk.
-        later_fn: Estimates how many seconds the trainings after this one take; it is called only
-            where progress is shown, for the expected time.
+        later_fn: Estimates how many seconds the remaining training runs take; called only if
+            progress is shown.
         show_progress: See `cqm.progress.progress`.
     """
     if training.seed is None:

@@ -129,7 +129,7 @@ class World(abc.ABC):
         return dict(arrays)
 
     def mixed_weights(self, direction: np.ndarray) -> np.ndarray:
-        """Weights on the features that reward a direction of native features, `[..., native]`."""
+        """Weights on this world's features, from weights on its native features `[..., native]`."""
         direction = np.asarray(direction, float)
         names = self.native.feature_names
         if direction.shape[-1:] != (len(names),):

@@ -49,7 +49,7 @@ class GymWorld(World):
         name: The world's name; by default the id, or the function's qualified name.
         seed: Random seed for the prototype actions.
         max_prefix: Maximum number of steps between a reset and a state. It applies only to the
-            cloning methods `deepcopy` and `replay`, whose states keep these steps.
+            cloning methods `deepcopy` and `replay`, which store these steps with each state.
 
     >>> world = GymWorld("CartPole-v1")
     >>> world.cloning, world.candidate_actions.tolist()

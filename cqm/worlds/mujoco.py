@@ -249,7 +249,7 @@ def _positions_and_velocities(qpos: np.ndarray, qvel: np.ndarray, extras: Extras
 
 
 def coordinate_names(sizes: Sequence[tuple[str, int]]) -> tuple[str, ...]:
-    """One name per coordinate of named parts; those of a part with several are numbered.
+    """One name per coordinate; if a part has several coordinates, their names are numbered.
 
     >>> coordinate_names([("hinge", 1), ("ball", 2)])
     ('hinge', 'ball_0', 'ball_1')

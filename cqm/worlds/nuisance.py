@@ -145,7 +145,7 @@ class NuisanceWorld(World):
         return mix(self.nuisance.amplitude * nuisance.astype(float), native, mixing)
 
     def mixed_weights(self, direction: np.ndarray) -> np.ndarray:
-        """Weights on mixed features that reward a native direction g: Q [0; g], `[..., d]`."""
+        """Weights on mixed features, from weights g on the native ones: Q [0; g], `[..., d]`."""
         native = self.feature_mixing[:, self.nuisance.dimension :]
         return super().mixed_weights(direction) @ native.T
 
