@@ -3,6 +3,10 @@
 The library writes all its files through this module. A file is complete or it does not exist: it is
 written under a temporary name, flushed to disk and renamed. Loading a file never executes anything
 in it.
+
+A *sealed* file carries a checksum of its own content, so that no change to it goes unnoticed; see
+`write_sealed` for JSON and `write_sealed_arrays` for arrays. Files that accompany a sealed one need
+no seal of their own if their checksum is in it.
 """
 
 from __future__ import annotations
@@ -17,9 +21,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import msgspec
 import numpy as np
 import safetensors
 
+SEAL = "seal"  # key of the checksum in a sealed file
 _TEMPORARY = ".partial"
 _TYPES = {
     np.dtype(np.float64): "F64",
@@ -180,6 +186,39 @@ def write_json(path: str | Path, value: Any) -> None:
     write_pieces(path, [encode_json(value)])
 
 
+def write_sealed(path: str | Path, content: Mapping[str, Any]) -> None:
+    """Write a JSON object atomically, with a checksum of its content under the key `seal`."""
+    write_json(path, {**content, SEAL: _json_seal(content)})
+
+
+def read_sealed(
+    path: str | Path, schema: type[msgspec.Struct], *, repair: str, sealed_since: int = 1
+) -> dict[str, Any]:
+    """Read a sealed JSON object, without its seal; raises if it was changed or is not valid.
+
+    Args:
+        path: The file.
+        schema: Names and types of its entries. `schema` is among them, an integer that is raised
+            when the format changes.
+        repair: What the user can do about a damaged file, for the message.
+        sealed_since: The first value of `schema` that has a seal; older files may lack it.
+    """
+    content = read_json(path, repair=repair)
+    seal = content.pop(SEAL, None)
+    older = seal is None and content.get("schema", 1) in range(1, sealed_since)
+    if not older and seal != _json_seal(content):
+        raise DamagedFileError(f"{path} was changed: its checksum is wrong; {repair}")
+    try:
+        msgspec.convert(content, schema)
+    except msgspec.ValidationError as error:
+        raise DamagedFileError(f"{path} is not valid: {error}; {repair}") from error
+    return content
+
+
+def _json_seal(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(canonical_json(content).encode()).hexdigest()
+
+
 def append_line(path: str | Path, value: Any) -> None:
     """Append a JSON value as one line to a log that may end in a torn line after a crash."""
     line = json.dumps(value, allow_nan=False).encode() + b"\n"
@@ -192,15 +231,22 @@ def append_line(path: str | Path, value: Any) -> None:
         raise _explained(error, Path(path)) from error
 
 
-def read_json(path: str | Path) -> dict[str, Any]:
-    """Read a JSON object from a file."""
+def read_json(path: str | Path, *, repair: str = "") -> dict[str, Any]:
+    """Read a JSON object from a file; `repair` is added to the message if it is damaged."""
+    advice = f"; {repair}" if repair else ""
     try:
-        value = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise DamagedFileError(f"{path} is not valid JSON ({error})") from error
+        value = json.loads(Path(path).read_text(encoding="utf-8"), parse_constant=_refuse)
+    except (ValueError, RecursionError) as error:  # includes errors of encoding and of JSON
+        raise DamagedFileError(f"{path} is not valid JSON ({error}){advice}") from error
     if not isinstance(value, dict):
-        raise DamagedFileError(f"{path} must contain a JSON object; got {type(value).__name__}")
+        raise DamagedFileError(
+            f"{path} must contain a JSON object; got {type(value).__name__}{advice}"
+        )
     return value
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is not allowed")
 
 
 @contextlib.contextmanager
@@ -220,6 +266,33 @@ def read_arrays(path: str | Path) -> tuple[dict[str, np.ndarray], dict[str, str]
     with open_arrays(path) as file:
         names = file.keys()
         return {name: file.get_tensor(name) for name in names}, file.metadata() or {}
+
+
+def write_sealed_arrays(
+    path: str | Path, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str]
+) -> None:
+    """Write a safetensors file whose metadata has a checksum of all arrays and metadata."""
+    sealed = {**metadata, SEAL: _arrays_seal(arrays, metadata)}
+    write_pieces(path, encode_arrays([arrays], sealed))
+
+
+def read_sealed_arrays(
+    path: str | Path, *, repair: str
+) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    """Read a sealed safetensors file: its arrays, and its metadata without the seal."""
+    try:
+        arrays, metadata = read_arrays(path)
+    except DamagedFileError as error:
+        raise DamagedFileError(f"{error}; {repair}") from error
+    if metadata.pop(SEAL, None) != _arrays_seal(arrays, metadata):
+        raise DamagedFileError(f"{path} was changed: its checksum is wrong; {repair}")
+    return arrays, metadata
+
+
+def _arrays_seal(arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> str:
+    layout = {name: [str(values.dtype), *values.shape] for name, values in arrays.items()}
+    content = {"metadata": dict(metadata), "layout": layout, "sha256": sha256_arrays(arrays)}
+    return _json_seal(content)
 
 
 def sha256(path: str | Path) -> str:

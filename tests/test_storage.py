@@ -6,6 +6,7 @@ import os
 import pickle
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import safetensors.numpy
@@ -339,3 +340,99 @@ def test_checksums_are_sha256(tmp_path):
 def test_differences_are_listed_by_their_path(old, new, lines):
     assert storage.differences(old, new).splitlines() == lines
     assert bool(storage.differences(new, old)) == bool(lines)
+
+
+class Note(msgspec.Struct, forbid_unknown_fields=True):
+    schema: int
+    weight: float
+    names: list[str]
+
+
+NOTE = {"schema": 2, "weight": 0.1, "names": ["a", "b"]}
+
+
+def read_note(path, sealed_since=1):
+    return storage.read_sealed(path, Note, repair="write it again", sealed_since=sealed_since)
+
+
+def test_a_sealed_object_is_read_back(tmp_path):
+    storage.write_sealed(tmp_path / "note.json", NOTE)
+    assert read_note(tmp_path / "note.json") == NOTE
+
+
+def test_no_changed_byte_of_a_sealed_object_goes_unnoticed(tmp_path):
+    path = tmp_path / "note.json"
+    storage.write_sealed(path, NOTE)
+    content, problems = path.read_bytes(), []
+    for i in range(len(content)):
+        for bit in range(8):
+            changed = bytearray(content)
+            changed[i] ^= 1 << bit
+            path.write_bytes(changed)
+            try:
+                value = read_note(path)
+            except DamagedFileError as error:
+                problems.append(str(error))
+            else:
+                assert value == NOTE  # a changed space
+    assert len(problems) > 6 * len(content)
+    assert all(str(path) in text and "write it again" in text for text in problems)
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ({**NOTE, "weight": "0.1"}, r"Expected `float`, got `str` - at `\$.weight`"),
+        ({"schema": 2, "weight": 0.1}, "missing required field `names`"),
+        ({**NOTE, "more": 1}, "unknown field `more`"),
+    ],
+)
+def test_a_sealed_object_must_fit_its_schema(tmp_path, content, problem):
+    storage.write_sealed(tmp_path / "note.json", content)
+    with pytest.raises(DamagedFileError, match=problem):
+        read_note(tmp_path / "note.json")
+
+
+def test_only_files_from_before_there_were_seals_may_lack_one(tmp_path):
+    path = tmp_path / "note.json"
+    storage.write_json(path, NOTE)
+    with pytest.raises(DamagedFileError, match="was changed"):
+        read_note(path)
+    assert read_note(path, sealed_since=3) == NOTE
+    storage.write_json(path, {**NOTE, "seal": "0" * 64})
+    with pytest.raises(DamagedFileError, match="was changed"):
+        read_note(path, sealed_since=3)
+
+
+@pytest.mark.parametrize("text", ["{", '{"schema": NaN}', "[1]", "\0", "[" * 100_000, ""])
+def test_what_is_no_json_object_is_refused_with_the_way_out(tmp_path, text):
+    path = tmp_path / "note.json"
+    path.write_text(text)
+    with pytest.raises(DamagedFileError, match="write it again"):
+        read_note(path)
+
+
+def test_no_changed_byte_of_sealed_arrays_goes_unnoticed(tmp_path):
+    path = tmp_path / "arrays.safetensors"
+    storage.write_sealed_arrays(path, ARRAYS, METADATA)
+    arrays, metadata = storage.read_sealed_arrays(path, repair="write it again")
+    assert metadata == METADATA
+    for name, values in ARRAYS.items():
+        np.testing.assert_array_equal(arrays[name], values)
+        assert arrays[name].dtype == values.dtype
+    content, problems = path.read_bytes(), []
+    for i in range(len(content)):
+        changed = bytearray(content)
+        changed[i] ^= 1 << i % 8
+        path.write_bytes(changed)
+        try:
+            again, metadata = storage.read_sealed_arrays(path, repair="write it again")
+        except DamagedFileError as error:
+            problems.append(str(error))
+        else:
+            assert metadata == METADATA  # a changed space of the header
+            assert {n: v.tolist() for n, v in again.items()} == {
+                n: v.tolist() for n, v in ARRAYS.items()
+            }
+    assert len(problems) > 0.9 * len(content)
+    assert all(str(path) in text and "write it again" in text for text in problems)
