@@ -6,13 +6,14 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 export MUJOCO_GL ?= disable
 
-.PHONY: help reproduce test check bench docs dist clean
+.PHONY: help reproduce test check bench chaos docs dist clean
 
 help:
 	@echo "make reproduce   reproduce the paper's experiments, quick version, with a report"
 	@echo "make test        run all tests"
 	@echo "make check       format, lint, types, documentation build"
 	@echo "make bench       measure speed against peers"
+	@echo "make chaos       try to break everything, for most of an hour; rerun to resume"
 	@echo "make docs        build the documentation into docs/_build"
 	@echo "make dist        build the wheel and the sdist into dist"
 
@@ -40,6 +41,9 @@ bench: $(READY)
 	$(BIN)/python -m benchmarks.branching
 	$(BIN)/python -m benchmarks.training
 	$(BIN)/python -m benchmarks.querying
+
+chaos: $(READY)
+	PYTHONPATH=tests $(BIN)/python -m chaos --report
 
 docs: $(READY)
 	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going docs docs/_build
