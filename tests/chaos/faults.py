@@ -55,7 +55,7 @@ class _File:
     """An open file with a fault in the middle of a write."""
 
     def __init__(self, faults, *args, **kwargs):
-        self._faults, self._file = faults, builtins.open(*args, **kwargs)
+        self._faults, self._file = faults, builtins.open(*args, **kwargs)  # noqa: SIM115
 
     def write(self, content):
         if self._faults.point():
