@@ -1,11 +1,11 @@
 """Decisions: from effects and a query to a ranking, and how far it can be trusted.
 
 Guarantees are conformal: they need held-out calibration states that are exchangeable with the
-states asked about. With at least the stated probability over both, every contrast of a query lies
-within its radius of the prediction, and the regret of the chosen action within its bound. They are
-marginal: they hold with that probability over states, not for each state separately. Strictly, the
-guarantee covers the mean over as many draws as the calibration set has. On average, the expected
-effect is closer to the prediction than that mean is, because the mean still contains noise.
+states asked about. With at least the stated probability, every contrast of a query is within the
+radius of its prediction, and the regret of the chosen action is within its bound. The probability
+is marginal: it is taken over calibration states and new states, not for each state separately.
+Strictly, the guarantee covers the mean of as many draws as the calibration set has per state. On
+average, the expected effect is closer to the prediction than that mean, which still contains noise.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def query_weights(query: QueryLike) -> np.ndarray:
 
 
 def advantage(effects: np.ndarray, query: QueryLike) -> np.ndarray:
-    """Centred values of the actions, `[..., actions]`, or `[..., queries, actions]` for several.
+    """Centred action values, `[..., actions]`; `[..., queries, actions]` for several queries.
 
     >>> advantage(np.array([[[1.0, 0.0], [-1.0, 0.0]]]), np.array([2.0, 5.0])).tolist()
     [[2.0, -2.0]]
@@ -68,7 +68,7 @@ def rank(advantages: np.ndarray) -> np.ndarray:
 
 
 def best(advantages: np.ndarray) -> np.ndarray:
-    """The best action along the last axis; the first of them if several are tied.
+    """The best action along the last axis; the first one if several are tied.
 
     >>> best(np.array([[0.1, 0.5], [0.5, 0.5]])).tolist()
     [1, 0]
@@ -77,10 +77,10 @@ def best(advantages: np.ndarray) -> np.ndarray:
 
 
 def act(effects: np.ndarray, query: QueryLike) -> np.ndarray:
-    """The best action for each state, `[...]`, or `[..., queries]` for several queries.
+    """The best action in each state, `[...]`; `[..., queries]` for several queries.
 
-    The same as `best(advantage(effects, query))`, but computed a few states at a time: the values
-    fit the processor's cache, and those of all states and queries are never in memory at once.
+    Equivalent to `best(advantage(effects, query))`, but handles a few states at a time, so that the
+    action values fit in the processor's cache and are never all in memory at once.
 
     >>> act(np.array([[[1.0, 0.0], [-1.0, 0.0]]]), np.array([[2.0, 5.0], [-1.0, 0.0]])).tolist()
     [[0, 1]]
@@ -130,7 +130,7 @@ def ties(advantages: np.ndarray, *, tolerance: float = 1e-9) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Calibration:
-    """The errors of a model on held-out states, against the mean of several draws."""
+    """A model's errors on held-out states, measured against the mean of several draws."""
 
     residuals: np.ndarray  # [n, actions, features], expected minus predicted effects
     draws: int  # number of draws averaged to estimate the expected effects
@@ -170,9 +170,9 @@ class Calibration:
         return self._errors() / np.where(visible, self.size, np.nan)
 
     def unlearned(self, weights: np.ndarray) -> np.ndarray:
-        """Features that queries `[..., features]` give weight, but the model has not learned.
+        """Features with weight in the queries `[..., features]` that the model has not learned.
 
-        These have an excess error above 0.5, and a weight at which their effects are at least 1% of
+        Their excess error is above 0.5, and their weighted effects are at least 1% as large as
         those of the feature that matters most.
         """
         share = np.abs(weights) * np.sqrt(np.maximum(self.size, 0))
@@ -186,7 +186,7 @@ class Calibration:
 
     @property
     def noise_floor(self) -> float:
-        """The smallest NMSE against single draws that a model of the state can reach."""
+        """The smallest NMSE against single draws that any function of the state can reach."""
         noise = float(self.noise.sum())
         return noise / (float(self.size.sum()) + noise)
 
@@ -260,7 +260,11 @@ class Verdict:
         """In how many states the best action is certain, in one sentence."""
         certain, num = int(self.separable.sum()), len(self.separable)
         regret = self.regret_bound.max(initial=0)
-        doubt = "" if certain == num else f"; in the others, its regret is at most {regret:.3g}"
+        doubt = (
+            ""
+            if certain == num
+            else f"; in the others, the regret of the chosen action is at most {regret:.3g}"
+        )
         return f"The best action is certain in {certain} of {num} states{doubt}."
 
     def rows(self, most: int | None = None) -> list[dict[str, object]]:
@@ -345,7 +349,7 @@ def certify(
     adds 2·m_H·ε_r to the radius.
 
     Args:
-        effects: Predicted effects, `[n, actions, features]`, or `[actions, features]` of one state.
+        effects: Predicted effects `[n, actions, features]`, or `[actions, features]` for one state.
         query: The reward.
         calibration: The model's errors on held-out states.
         discount: Discount factor of the outcomes.
@@ -384,15 +388,15 @@ def certify(
 def meaning_of_best(discount: float, horizon: int, continuation: str) -> str:
     """What "best" means, in one sentence."""
     if horizon == 1:
-        return "Best means the highest expected reward of a single step."
+        return "The best action is the one with the highest expected reward in a single step."
     return (
-        f"Best means the best first action, followed by {continuation}: the highest expected sum "
-        f"of rewards over {horizon} steps (discount {discount:g})."
+        f"The best action is the one that, taken first and followed by {continuation}, gives the "
+        f"highest expected sum of rewards over {horizon} steps (discount {discount:g})."
     )
 
 
 def calibrate(predicted: np.ndarray, draws: np.ndarray) -> Calibration:
-    """`Calibration.from_draws` for guarantees: draws `[n, draws, actions, d]`, at least 16."""
+    """Calibrate for guarantees: `Calibration.from_draws` with at least 16 draws per state."""
     if draws.shape[1] < 16:
         raise ValueError(
             "calibration needs at least 16 draws per state, so that their mean is close to the "

@@ -5,7 +5,7 @@ receives after each first action. Centring the actions axis with `cqm.quotient.c
 for features, gives the effect measures of the paper.
 
 Events are next states or full transitions (state, action, next state). Only possible transitions
-are listed, so there are as many as nonzero transition probabilities.
+are listed: one for each nonzero transition probability.
 """
 
 from __future__ import annotations

@@ -147,16 +147,17 @@ class Query:
     ) -> Query:
         """A reward written as a formula over named features.
 
-        A linear formula is compiled exactly; any other is projected by least squares over events.
+        A linear formula is exact; any other is projected onto the features by least squares.
 
         Args:
-            text: Such as `"0.5*height - 0.1*abs(velocity_rootx)"`: numbers, feature names,
-                `+ - * / **`, comparisons (1 or 0), parentheses, abs, sqrt, exp, log, sin, cos,
-                tanh, minimum, maximum, clip, where. Exponents are numbers.
-            features: The world. For a linear formula, or with `events`, anything with feature names
-                or the names themselves.
-            events: Native features `[..., features]` to project on, such as the `steps` array of
-                branches. By default they are sampled from the world.
+            text: The formula, such as `"0.5*height - 0.1*abs(velocity_rootx)"`. It may contain
+                numbers, feature names, parentheses, `+ - * / **`, comparisons (which give 1 or 0),
+                abs, sqrt, exp, log, sin, cos, tanh, minimum, maximum, clip and where. Exponents
+                must be numbers.
+            features: The world. If the formula is linear or `events` are given, it can also be any
+                object with feature names, or the names themselves.
+            events: Native features `[..., features]` of the events to project over, such as the
+                `steps` array of branches; by default, events are sampled from the world.
             num_events: Number of events to sample.
             seed: Random seed for the sample.
 
@@ -183,11 +184,11 @@ class Query:
         num_events: int = 4096,
         seed: int = 0,
     ) -> Query:
-        """Minus the Euclidean distance to a target, projected like a `formula`.
+        """The negative Euclidean distance to a target, projected like a formula.
 
         Args:
             target: Values of some features by name, or of all features in their order.
-            features: The world; with `events`, anything with feature names, or the names.
+            features: The world; if `events` are given, any object with feature names, or the names.
             squared: Whether to square the distance.
             events: As for `formula`.
             num_events: As for `formula`.

@@ -107,7 +107,7 @@ def inner_product(f: Array, g: Array, reference: Reference = None) -> Array:
 
 
 def norm(f: Array, reference: Reference = None) -> Array:
-    """The norm of `inner_product`, smallest in its class for centred effects (thm. projection).
+    """The norm of `inner_product`; centring gives the smallest norm in a class (thm. projection).
 
     >>> float(norm([[3.0], [-3.0]]))
     3.0
@@ -167,7 +167,7 @@ class EffectSpectrum:
     pointwise_bound: int  # upper bound on the rank of a single state's effects
 
     def rank(self, *, tolerance: float | None = None) -> int:
-        """The dimension of the global span; energies under `tolerance` × the largest count as 0."""
+        """The dimension of the global span; energies below `tolerance` × the largest count as 0."""
         tolerance = resolution(self.energies) ** 2 if tolerance is None else tolerance
         return int(np.sum(np.asarray(self.energies) > tolerance * float(self.energies[0])))
 
@@ -302,7 +302,7 @@ class ComparisonGraph:
         return tuple(sorted({action for edge in self.edges for action in edge}))
 
     def components(self) -> list[tuple[int, ...]]:
-        """The connected components, each sorted; an action without edges is one of its own."""
+        """The connected components, each sorted; an action without edges is a component."""
         component = list(range(self.num_actions))
         for a, b in self.edges:
             old, new = component[b], component[a]
@@ -352,7 +352,7 @@ def effects_from_differences(
 
     Args:
         graph: The pairs that were compared, which must connect all actions.
-        differences: First minus second action of each of the graph's edges, in the order of
+        differences: First minus second action for each edge, in the order of
             `graph.edges`, `[..., edges, features]`. Differences that contradict each other around a
             cycle are reconciled by least squares.
         reference: The reference that the effects are centred with.

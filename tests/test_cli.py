@@ -182,7 +182,9 @@ def test_a_model_of_logs_is_asked_with_a_file_of_states(tmp_path, capsys):
         [str(i), "charge", "charge", ">", "wait"] for i in range(3)
     ]
     assert lines[5].startswith("The model is not calibrated, so its error is unknown")
-    assert lines[6] == "Best means the highest expected reward of a single step."
+    assert (
+        lines[6] == "The best action is the one with the highest expected reward in a single step."
+    )
     assert main(query) == 2
     assert "to query without the world, pass --states FILE" in capsys.readouterr().err
     assert main([*query[:2], "--reward=abs(yield_)", "--states", str(tmp_path / "states.npy")]) == 2
@@ -257,7 +259,7 @@ def test_fit_then_query(tmp_path, capsys):
     assert "no_such_thing" in capsys.readouterr().err
 
 
-@pytest.mark.filterwarnings("once:the query weighs features that")
+@pytest.mark.filterwarnings("once:the query uses features that")
 def test_the_answers_of_a_calibrated_model_are_labelled(tmp_path, capsys):
     world = cqm.load_world("cartpole-swingup", action_names=("left", "none", "right"))
     recipe = {"horizon": 3, "threads": 1}
@@ -268,7 +270,7 @@ def test_the_answers_of_a_calibrated_model_are_labelled(tmp_path, capsys):
     assert main([*query, "--confidence", "0.9"]) == 0
     printed = capsys.readouterr()
     [warning] = [line for line in printed.err.splitlines() if "warning" in line]
-    assert warning.startswith("cqm: warning: the query weighs features that the model has not lea")
+    assert warning.startswith("cqm: warning: the query uses features that the model has not lea")
     assert "cart_position (" in warning
     title, header, *rows, trust, meaning = printed.out.splitlines()
     assert title == "Best first action for -cart_position (exact)"
@@ -279,7 +281,9 @@ def test_the_answers_of_a_calibrated_model_are_labelled(tmp_path, capsys):
     ] * 2
     assert trust.startswith("The best action is certain in ")
     assert "with 90% confidence over states like the 30 calibration states" in trust
-    assert meaning.startswith("Best means the best first action, followed by uniformly random act")
+    assert meaning.startswith(
+        "The best action is the one that, taken first and followed by uniform"
+    )
 
     assert main([*query, "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)

@@ -97,11 +97,12 @@ def test_a_verdict_prints_its_answers_by_name():
         "state  best  next    advantage  95% interval  answer       regret at most",
         "0      idle  charge  2          [-1, 5]       cannot tell  1",
         "1      idle  charge  4          [1, 7]        certain      0",
-        "The best action is certain in 1 of 2 states; in the others, its regret is at most 1.",
+        "The best action is certain in 1 of 2 states; in the others, the regret of the chosen",
+        "action is at most 1.",
         "The intervals and the bounds on the regret hold with 95% confidence over states like the",
         "99 calibration states, not for each state separately.",
-        "Best means the best first action, followed by uniformly random actions: the highest",
-        "expected sum of rewards over 2 steps (discount 0.5).",
+        "The best action is the one that, taken first and followed by uniformly random actions,",
+        "gives the highest expected sum of rewards over 2 steps (discount 0.5).",
     ]
 
 
@@ -126,7 +127,7 @@ def test_a_verdict_in_a_notebook_is_escaped():
 
 def test_the_best_of_a_single_step_has_no_continuation():
     assert verdict_of([1.0], horizon=1).meaning == (
-        "Best means the highest expected reward of a single step."
+        "The best action is the one with the highest expected reward in a single step."
     )
 
 

@@ -55,19 +55,20 @@ def collect(
     show_progress: bool | None = None,
     blocks_per_task: int = 1,
 ) -> Branches:
-    """Collect branches of a world; warns with a `DroppedWarning` if many families are dropped.
+    """Collect branches of a world; issues a `DroppedWarning` if many families are dropped.
 
     Args:
         world: The world to branch.
-        states: Number of states to branch; families that diverge are dropped and counted.
+        states: Number of states to branch; a state is dropped, and counted, if any of its branches
+            fails.
         horizon: Steps per branch, including the first action.
         discount: Discount factor of the outcome.
-        draws: Realisations of noise and continuation per state.
-        arms: Candidate actions to branch per family: a number to draw at random, or subsets to draw
-            one from; all of them by default.
+        draws: Number of times to draw the noise and the later actions in each state.
+        arms: How many candidate actions to branch per state, chosen at random; or a list of
+            subsets, one of which is chosen at random per state. All actions by default.
         warmup: Minimum and maximum number of random controls applied to a state before it is
             branched.
-        continuation: Law of the actions after the first: `uniform`, one probability per
+        continuation: How to draw later actions: `uniform`, one probability per
             candidate action, or a `Policy`.
         per_step: Keep the features of every step, not only those of the first step and the
             discounted sum.
@@ -78,7 +79,7 @@ def collect(
         cluster: Address of a Ray cluster to simulate on instead, or `auto`.
         show_progress: None shows a bar on a terminal and nothing elsewhere; True also prints plain
             lines elsewhere; False shows nothing.
-        blocks_per_task: Blocks of 256 states that a thread takes at a time.
+        blocks_per_task: Number of blocks (of 256 states) that a thread takes at a time.
 
     >>> from cqm.worlds import load_world
     >>> world = load_world("cartpole-swingup")

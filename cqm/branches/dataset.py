@@ -31,7 +31,7 @@ Read = Callable[[str], np.ndarray]  # reads an array by name
 
 
 class Branches:
-    """Branch families: outcomes of every arm of each state, under shared noise and continuation.
+    """Families of branches: the outcome of every arm in each state, under shared randomness.
 
     Reading is lazy: an array is read when its property is used, and a slice of the set reads
     only its own rows.
@@ -126,7 +126,7 @@ class Branches:
         return self[: len(self) - num], self[len(self) - num :]
 
     def batches(self, size: int = 16 * BLOCK) -> Iterator[Branches]:
-        """Iterate over consecutive pieces, for work that must not hold the whole set in memory."""
+        """Iterate over consecutive pieces, so that the whole set need not be in memory at once."""
         if size < 1:
             raise ValueError(f"size must be at least 1; got {size}")
         for start in range(0, len(self), size):
@@ -169,7 +169,7 @@ class Branches:
 
     @property
     def num_arms(self) -> int:
-        """Number of arms, the candidate actions tried, per family."""
+        """Number of arms (candidate actions tried) per family."""
         arms = self.recipe.arms
         if arms is None:
             return self.num_actions
@@ -182,7 +182,7 @@ class Branches:
 
     @property
     def why_dropped(self) -> str:
-        """Reasons for dropped families in words; empty if none was dropped."""
+        """Why families were dropped, in words; empty if none were."""
         return ", ".join(f"{count:,} {why}" for why, count in self.dropped.items())
 
     @property
@@ -263,7 +263,7 @@ class Branches:
         return self._shards[0].names()
 
     def array(self, name: str) -> np.ndarray:
-        """A stored array as it is, native and not mixed."""
+        """A stored array as it is, in native coordinates, without the nuisance mixed in."""
         if name not in self.array_names():
             raise ValueError(f"unknown array {name!r}; available: {self.array_names()}")
         return np.concatenate([s.read(name, slice(a, b)) for s, a, b in self._parts])

@@ -65,7 +65,7 @@ class Continuation:
 
     @property
     def open_loop(self) -> bool:
-        """Whether the later actions are independent of the state and their law is known."""
+        """Whether later actions are drawn from a known law, independently of the state."""
         return self.law == "uniform" or isinstance(self.law, tuple)
 
     def probabilities(self, num_actions: int) -> np.ndarray:
@@ -115,19 +115,20 @@ class Recipe:
     """How to collect a set of branches; the recipe and the world determine every stored byte."""
 
     states: int = 20_000
-    """Number of states to branch; families that diverge are dropped and counted."""
+    """Number of states to branch; a state is dropped, and counted, if any of its branches fails."""
     horizon: int = 12
     """Steps per branch, including the first action."""
     discount: float = 0.95
     """Discount factor of the outcome, the discounted sum of the features."""
     draws: int = 1
-    """Realisations of noise and continuation per state."""
+    """Number of times to draw the noise and the later actions in each state."""
     arms: int | Sequence[Sequence[int]] | None = None
-    """Actions per family: None for all, a number to draw at random, or subsets to draw one from."""
+    """How many actions to branch per state, chosen at random; or (in Python) a list of subsets, one
+    of which is chosen at random per state. None branches all actions."""
     warmup: tuple[int, int] | None = (0, 20)  # None if unknown, as in logs
     """Minimum and maximum number of random controls applied to a state before it is branched."""
     continuation: Continuation = Continuation()
-    """Law of the later actions: `uniform`, one probability per action, or (in Python) a Policy."""
+    """How to draw later actions: `uniform`, one probability per action, or (in Python) a Policy."""
     per_step: bool = False
     """Keep the features of every step, not only those of the first step and the discounted sum."""
     seed: int = 0

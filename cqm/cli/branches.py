@@ -2,6 +2,7 @@
 
 import json
 import warnings
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -35,8 +36,19 @@ def _continuation(info: constructors.PrimitiveTypeInfo) -> Any:
 
 
 @dataclass(frozen=True)
+class _Settings(Recipe):
+    """How to collect the branches; these options and the world determine every stored byte."""
+
+    arms: Annotated[
+        int | Sequence[Sequence[int]] | None,
+        tyro.conf.arg(metavar="INT", help_behavior_hint="(default: all)"),
+    ] = None
+    """How many actions to branch per state, chosen at random."""
+
+
+@dataclass(frozen=True)
 class Collect:
-    """Collect branches of a world into a directory; rerun the command to resume it.
+    """Collect branches of a world and save them; rerun the command to resume it.
 
     Example: cqm collect reacher-easy --nuisance 64 --states 20000 --seed 7 --out reacher
     """
@@ -44,7 +56,7 @@ class Collect:
     world: WorldName
     out: Path
     """Directory for the branches."""
-    settings: tyro.conf.OmitArgPrefixes[Recipe] = field(default_factory=Recipe)
+    settings: tyro.conf.OmitArgPrefixes[_Settings] = field(default_factory=_Settings)
     nuisance: int = 0
     """Dimension of the autonomous process mixed into the observations; the paper uses 64."""
     mixing_seed: int = 0

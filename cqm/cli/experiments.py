@@ -22,9 +22,9 @@ class Reproduce:
     """What to run: the paper's benchmark, or a comparison of logs with branches."""
     domains: Annotated[tuple[str, ...] | None, default("all four")] = None
     """Domains to run."""
-    seeds: Annotated[tuple[int, ...] | None, default("the preset's")] = None
+    seeds: Annotated[tuple[int, ...] | None, default("as in the preset")] = None
     """Seeds to run."""
-    methods: Annotated[tuple[str, ...] | None, default("the preset's")] = None
+    methods: Annotated[tuple[str, ...] | None, default("as in the preset")] = None
     """Methods to run; append +effect or +whiten to a name to condition the method's input."""
     out: Annotated[Path | None, default("runs/PRESET")] = None
     """Directory of the run."""
@@ -57,7 +57,7 @@ class Reproduce:
 
 @dataclass(frozen=True)
 class Report:
-    """Write the tables, figures and report page of a run, even an unfinished one.
+    """Write the tables, figures and report page of a run, even if it is unfinished.
 
     Example: cqm report runs/quick
     """

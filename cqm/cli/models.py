@@ -46,7 +46,7 @@ class Fit:
     updates: Annotated[int | None, default("8000, or 2000 with hindsight")] = None
     """Number of gradient steps per training run."""
     validation: float = 0.0
-    """Share of the branches to hold out; training stops early when their loss stops improving."""
+    """Share of the branches to hold out; training stops when the loss on them stops improving."""
     width: Annotated[int | None, default("256")] = None
     """Width of the hidden layers."""
     members: int = 1
@@ -121,11 +121,11 @@ class Ask:
     directory: Directory
     """Directory of the model."""
     reward: str
-    """Formula over the world's features; if it starts with a minus, write --reward="-x"."""
+    """Formula over the world's features; if it starts with a minus sign, write --reward="-x"."""
     states: int | Path = 8
     """Number of states to sample, or a file of observations (.safetensors, .npy or .csv)."""
     confidence: float = 0.95
-    """Confidence level of a calibrated model's intervals and certificates."""
+    """Confidence level of the intervals and regret bounds, for a calibrated model."""
     seed: int = 0
     """Random seed for the sampled states."""
     json: Json = False

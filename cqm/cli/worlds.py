@@ -13,7 +13,7 @@ from cqm.progress import say
 
 @dataclass(frozen=True)
 class WorldsList:
-    """List the worlds that can be loaded by name, their sizes and how their states are cloned.
+    """List the worlds that can be loaded by name, with their sizes and cloning methods.
 
     Example: cqm worlds list
     """

@@ -21,11 +21,11 @@ FEW = 100.0  # effective sample size below which an effect is poorly estimated
 
 @dataclass(frozen=True)
 class Coverage:
-    """How often each action was taken, where, and the effective sample sizes that result.
+    """How often each action was taken and where, and the resulting effective sample sizes.
 
-    Each action has its own regions: decisions that are about equally likely to take it, according
-    to a regression on the observation and its squares, from least to most likely. A lack of overlap
-    shows in the first region.
+    Each action has its own regions: groups of decisions that were about equally likely to take it,
+    ordered from least to most likely. The probabilities come from a regression on the observation
+    and its squares. A lack of overlap shows in the first region.
     """
 
     frequencies: np.ndarray  # [actions]
@@ -41,13 +41,13 @@ class Coverage:
 
     @property
     def problems(self) -> list[str]:
-        """Problems found, with figures; empty if there are none."""
+        """Problems found, with numbers; empty if there are none."""
         found = []
         region, action = np.unravel_index(self.regions.argmin(), self.regions.shape)
         if self.regions.min() < RARE:
             found.append(
-                f"action {self.action_names[action]} makes up {self.regions.min():.2%} of "
-                f"{self.region_sizes[region]} decisions in region {region} (of {len(self.regions)})"
+                f"action {self.action_names[action]} makes up {self.regions.min():.2%} of the "
+                f"{self.region_sizes[region]} decisions in region {region} of {len(self.regions)}"
             )
         if self.smallest_propensity < RARE and self.propensities_known:
             found.append(f"the smallest propensity is {self.smallest_propensity:.2g}")
@@ -88,7 +88,7 @@ class Coverage:
         known = "known" if self.propensities_known else "estimated per region"
         return "\n".join(
             [
-                f"{self.num_decisions} decisions; propensities {known}, the smallest "
+                f"{self.num_decisions} decisions; propensities {known}; the smallest is "
                 f"{self.smallest_propensity:.3g}",
                 text_table(rows),
                 *([f"problem: {p}" for p in self.problems] or ["no problems found"]),
@@ -172,10 +172,10 @@ def _mismatch(
         if off.max() > SIGNIFICANT:
             region, action = np.unravel_index(off.argmax(), off.shape)
             size = np.sum(own[:, action] == region)
-            place = f" in region {region} (of {len(off)})" if len(off) > 1 else ""
+            place = f" in region {region} of {len(off)}" if len(off) > 1 else ""
             return (
                 f"action {action_names[action]} makes up {counts[region, action] / size:.2%} of "
-                f"{size} decisions{place}, where its propensity is "
+                f"the {size} decisions{place}, where its propensity is "
                 f"{expected[region, action] / size:.2%} on average"
             )
     return ""

@@ -1,8 +1,9 @@
 """Logs: trajectories with one action per decision, for users who cannot clone their system's state.
 
-A row is one decision and its outcome: the observation, the action taken, the later actions, and the
-features of every step. Nothing was branched, so the effect of an action must be separated from
-everything else that differs between trajectories. `Logs.coverage` says whether the logs allow that.
+Each row holds one decision and its outcome: the observation, the action taken, the later actions,
+and the features of every step. Nothing was branched, so an estimator must separate the effect of an
+action from everything else that differs between trajectories. `Logs.coverage` tells whether the
+logs make this possible.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ BehaviourFn = Callable[[np.ndarray], np.ndarray]  # an observation [d] -> probab
 class Logs:
     """Trajectories of the same length, each starting with a decision.
 
-    Use `Logs.from_arrays` to create logs from your own numbers.
+    Use `Logs.from_arrays` to make logs from your own arrays.
     """
 
     observations: np.ndarray  # [n, observations], at the decision
@@ -84,7 +85,7 @@ class Logs:
         features_are_next_observation: bool = False,
         world: Mapping[str, Any] | None = None,
     ) -> Logs:
-        """Logs from your own numbers.
+        """Make logs from your own arrays.
 
         Args:
             observations: Observation at each decision, `[n, observations]`.
@@ -170,9 +171,9 @@ class Logs:
         """Logs with one randomly chosen arm of every family, as in an ordinary log.
 
         Args:
-            branches: Branches with all arms and `per_step`; the first draw of each family is used.
+            branches: Branches with all arms and every step; the first draw of each family is used.
             propensities: Probabilities of the first action, `[actions]` or `[n, actions]`, or a
-                function of the observations that gives them; uniform by default.
+                function that computes them from the observations; uniform by default.
             rng: Random generator that chooses the arms.
         """
         branches.require_all_arms()
@@ -260,9 +261,9 @@ class Logs:
         Args:
             dataset: A data set, or the id of a local one.
             horizon: Steps per window.
-            candidate_actions: `[actions, controls]`; by default all actions of a Discrete space. A
-                logged action belongs to the nearest candidate; one that is further away than the
-                tolerance is an error.
+            candidate_actions: `[actions, controls]`; by default all actions of a Discrete space.
+                Each logged action is assigned to the nearest candidate; it is an error if their
+                distance exceeds the tolerance.
             action_names: Their names; see `Logs.from_gymnasium`.
             tolerance: Largest distance between a logged action and its candidate. With a large
                 tolerance, a candidate's effect is an average over the actions near it.

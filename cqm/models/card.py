@@ -45,7 +45,7 @@ def write_card(model: Estimator) -> str:
         "Limits": [
             "valid for states like those in the training data, and for the effect of a first "
             "action followed by the continuation above; not for other states or policies",
-            "a reward that is not linear in the features adds its projection error",
+            "a reward that is not linear in the features is approximated, which adds to the error",
             "guarantees are marginal over states exchangeable with the calibration states",
         ],
         "Versions": [", ".join(f"{name} {number}" for name, number in model.versions_.items())],
@@ -62,7 +62,7 @@ def model_facts(model: Estimator) -> dict[str, object]:
     if calibration is not None:
         error = (
             f"{calibration.excess_error:.3g} on {len(calibration.residuals):,} held-out states "
-            "(0 is perfect, 1 no better than predicting zero)"
+            "(0 is perfect; 1 is no better than predicting no effect)"
         )
     return {
         "world": model.world_["name"],
@@ -100,7 +100,7 @@ def _scores(calibration: Calibration | None, feature_names: Sequence[str]) -> li
     states = f"on {len(calibration.residuals):,} held-out states with {calibration.draws} draws"
     lines = [
         f"excess error {calibration.excess_error:.4g} {states}: squared error of the expected "
-        "effects relative to their size; 0 is perfect, 1 no better than predicting zero",
+        "effects relative to their size; 0 is perfect, 1 is no better than predicting no effect",
         f"NMSE against single draws {calibration.nmse:.4g}; no model can score below "
         f"{calibration.noise_floor:.4g}, the share of a draw that is noise",
     ]

@@ -53,7 +53,7 @@ class EffectModel(Estimator):
             effects.
         width: Width of the hidden layers.
         members: Number of networks in the ensemble, trained together and averaged.
-        reference: Distribution over actions at which effects are centred; uniform by default.
+        reference: Reference distribution over actions, for centring; uniform by default.
         graph: Comparison graph; if given, differences along its edges are fitted instead of centred
             outcomes.
         draws: Number of fresh continuations that `unrolled` averages over.

@@ -202,7 +202,7 @@ class Estimator(Parameters, abc.ABC):
     # for which results have no axis `n`; see `cqm.observations.as_observations`.
 
     def member_effects(self, observations: ArrayLike) -> np.ndarray:
-        """Effects by each member of the ensemble, `[members, n, actions, features]`."""
+        """Effects predicted by each member of the ensemble, `[members, n, actions, features]`."""
         predictor = self._fitted()
         states = as_observations(observations, self.observation_names)
         effects = center(predictor(np.atleast_2d(states)), self.reference)
@@ -218,10 +218,10 @@ class Estimator(Parameters, abc.ABC):
         """Effects of all actions, `[n, actions, features]`, or one contrast, `[n, features]`.
 
         Args:
-            observations: `[n, observations]`, or `[observations]` of one state.
-            action: Together with `baseline`, asks for the effect of one action relative to
-                another: a name, an index, or one per state.
-            baseline: The action to compare with.
+            observations: `[n, observations]`, or `[observations]` for one state.
+            action: A name, an index, or one per state. Together with `baseline`, it selects a
+                single contrast: the effect of `action` relative to `baseline`.
+            baseline: The action to compare with, given in the same way.
         """
         effects = self.member_effects(observations).mean(axis=0)
         if action is None and baseline is None:
@@ -242,13 +242,13 @@ class Estimator(Parameters, abc.ABC):
         return decisions.rank(self.advantage(observations, query))
 
     def act(self, observations: ArrayLike, query: QueryLike) -> np.ndarray:
-        """The best action's index in each state, `[n]`; `[n, queries]` for several queries."""
+        """Index of the best action in each state, `[n]`; `[n, queries]` for several queries."""
         chosen = decisions.act(self.effect(observations), query)
         self._warn_of_unlearned_features(query)
         return chosen
 
     def recenter(self, reference: ArrayLike | None) -> Self:
-        """The same model with effects centred at another reference, without retraining."""
+        """The same model with its effects centred at a different reference, without retraining."""
         self._fitted()
         as_reference(reference, np.empty((len(self.candidate_actions_), 1)))
         return copy.copy(self).set_params(reference=reference)
@@ -306,8 +306,8 @@ class Estimator(Parameters, abc.ABC):
     ) -> tuple[np.ndarray, np.ndarray]:
         """Lower and upper limits of a query's contrast between two actions, `[n]` each.
 
-        The intervals are simultaneous: with the given confidence over states, those of all pairs
-        of actions in a state hold together.
+        The intervals are simultaneous: with the given confidence over states, the intervals for
+        all pairs of actions in a state hold together.
         """
         calibration = self._calibrated()
         effects = self.effect(observations, action=action, baseline=baseline) @ query.weights
@@ -317,17 +317,19 @@ class Estimator(Parameters, abc.ABC):
         return effects - radius, effects + radius
 
     def _warn_of_unlearned_features(self, query: QueryLike) -> None:
-        """Name features that the query weighs although the calibration shows them not learned."""
+        """Name the features in the query that the model has not learned, by its calibration."""
         # The features of a world with a nuisance are mixtures, which have no error of their own.
         if self.calibration_ is None or self.world_.get("nuisance"):
             return
         unlearned = self.calibration_.unlearned(decisions.query_weights(query))
         if len(unlearned):
             errors = self.calibration_.feature_errors
-            names = ", ".join(f"{self.feature_names[i]} ({errors[i]:.2g})" for i in unlearned)
+            names = ", ".join(
+                f"{self.feature_names[i]} (excess error {errors[i]:.2g})" for i in unlearned
+            )
             warnings.warn(
-                f"the query weighs features that the model has not learned: {names}; an excess "
-                "error of 0 is perfect, 1 is predicting nothing",
+                f"the query uses features that the model has not learned: {names}; 0 is perfect, "
+                "and 1 is no better than predicting no effect",
                 stacklevel=3,
             )
 

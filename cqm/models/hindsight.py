@@ -1,10 +1,10 @@
-"""HindsightModel (CQM-H): effects from logs by inferring from outcomes which action led to them.
+"""HindsightModel (CQM-H): effects from logs, by inferring which action led to an outcome.
 
-With first actions drawn from μ, the density ratio of an event z is p_μ(a | s, z)/μ(a | s) − 1
-(eq. hindsight-ratio), the effect centred at μ. A classifier estimates the numerator. The integral
-of the ratio against features, over the discounted events that followed a state, is κ(s, a); summing
-over the steps with their discounts gives it the mass m_H of the measure. It is distilled into a
-model of the state, and centring again gives the effect for any other reference.
+If first actions are drawn from μ, the density ratio of an event z is p_μ(a | s, z)/μ(a | s) − 1
+(eq. hindsight-ratio). A classifier estimates the numerator. The features times this ratio, summed
+over the discounted events that follow a state, estimate the effect κ(s, a) centred at μ; the
+discounts sum to m_H, the total mass of the measure. The estimates are distilled into a model of the
+state. Centring its effects again gives the effects for any other reference.
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ class HindsightModel(LogEstimator):
         baseline: Subtract the part of the features that the state explains. The ratio is
             normalised, so this changes only the noise.
         width: Width of the hidden layers of `network`; 256 by default.
-        members: Number of sets of random Fourier features that are averaged.
+        members: Number of sets of random Fourier features to average.
         folds: Number of folds; the ratio of a trajectory comes from a classifier trained on the
             other folds.
         weighting: Weight by the inverse noise covariance and keep only directions in which effects
             are visible (generalised instead of ordinary least squares).
-        reference: Distribution over actions at which effects are centred; uniform by default.
+        reference: Reference distribution over actions, for centring; uniform by default.
         training: Settings of the training loop of `network`; by default those that suit it.
         updates: Number of gradient steps per training run; by default as in `training`.
         seed: Random seed.
@@ -119,14 +119,14 @@ class HindsightModel(LogEstimator):
     def reward_advantage(self, observations: ArrayLike, reward_fn: RewardFn) -> np.ndarray:
         """Centred values of any reward, linear in the features or not, `[n, actions]`.
 
-        ∫ r h dM̄ over the logged events, which are samples of the reference measure, distilled
-        into a function of the state. It needs the ratios of those events, which the fitted model
-        holds in memory but does not save. With weighting, events are distinguished only along
-        directions in which actions change the mean; effects on the spread along other directions
-        are visible with `weighting=False`.
+        The integral ∫ r h dM̄ is estimated from the logged events, which are samples from the
+        reference measure, and distilled into a function of the state. This needs the ratios of
+        those events, which a fitted model holds in memory but does not save. With weighting, events
+        are distinguished only along directions in which actions change the mean; to see effects on
+        the spread along other directions, use `weighting=False`.
 
         Args:
-            observations: `[n, observations]`, or `[observations]` of one state.
+            observations: `[n, observations]`, or `[observations]` for one state.
             reward_fn: Maps features `[..., features]` to rewards `[...]`.
         """
         self._fitted()

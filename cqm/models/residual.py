@@ -34,21 +34,21 @@ _WAVES = 64  # number of random Fourier features of the effects; the baseline ha
 
 
 class ResidualModel(LogEstimator):
-    """Learns what actions change from trajectories with one action per decision.
+    """Learns what actions change, from logs with one action per decision.
 
     Args:
         method: `direct` regresses outcomes, `steps` learns single steps and unrolls them, `tabular`
             averages over a finite set of observations.
-        doubly_robust: Correct an outcome regression by inverse propensities, which is consistent if
-            either of the two is.
+        doubly_robust: Correct the outcome regression with inverse propensities; the estimate is
+            then consistent if either the regression or the propensities are correct.
         outcome: `full` if effects depend on the state, `additive` if they are the same everywhere.
         draws: Number of fresh continuations that `steps` averages over.
         width: Width of the hidden layers of `steps`; 256 by default.
-        members: Number of networks, or of sets of random Fourier features, that are averaged.
+        members: Number of networks, or of sets of random Fourier features, to average.
         folds: Number of folds for cross-fitting.
         weighting: Weight by the inverse noise covariance and keep only directions in which effects
             are visible (generalised instead of ordinary least squares).
-        reference: Distribution over actions at which effects are centred; uniform by default.
+        reference: Reference distribution over actions, for centring; uniform by default.
         training: Settings of the training loop of `steps`; by default those that suit it.
         updates: Number of gradient steps of the first training run; by default as in `training`.
         seed: Random seed.

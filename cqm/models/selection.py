@@ -27,7 +27,7 @@ _FOLDS = 5
 
 @dataclass(frozen=True)
 class Scores:
-    """Held-out scores of one estimator; higher is better, 0 is no better than predicting zero."""
+    """Held-out scores of one estimator; higher is better; 0 is no better than predicting zero."""
 
     r_score: float  # share of the residual outcomes' weighted variance explained by the effects
     r_error: float  # standard error of r_score

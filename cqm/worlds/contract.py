@@ -92,7 +92,7 @@ class World(abc.ABC):
 
     @abc.abstractmethod
     def observe(self, states: States) -> np.ndarray:
-        """Observations `[n, observations]` of states; the states are not changed."""
+        """Observations of the states, `[n, observations]`; the states are not changed."""
 
     @abc.abstractmethod
     def rollout(
@@ -112,8 +112,8 @@ class World(abc.ABC):
     def identity(self) -> dict[str, Any]:
         """JSON-able `name`, `kind`, parameters and versions; stored with every data set.
 
-        It must contain everything that determines the outcomes, because a data set may be continued
-        by any world with the same identity. `kind` names the source, such as `gymnasium`.
+        It must contain everything that determines the outcomes, because any world with the
+        same identity may add to the data set. `kind` names the source, such as `gymnasium`.
         """
 
     def sample_noise(self, num: int, horizon: int, rng: np.random.Generator) -> np.ndarray:
@@ -129,7 +129,7 @@ class World(abc.ABC):
         return dict(arrays)
 
     def mixed_weights(self, direction: np.ndarray) -> np.ndarray:
-        """Weights on this world's features, from weights on its native features `[..., native]`."""
+        """Convert weights on the native features, `[..., native]`, to weights on the features."""
         direction = np.asarray(direction, float)
         names = self.native.feature_names
         if direction.shape[-1:] != (len(names),):
@@ -140,11 +140,11 @@ class World(abc.ABC):
         return direction
 
     def native_effects(self, effects: np.ndarray) -> np.ndarray:
-        """Effects on the native features, from effects on the features."""
+        """Convert effects on the features to effects on the native features."""
         return effects
 
     def native_observations(self, observations: np.ndarray) -> np.ndarray:
-        """Observations of the native world, from observations of this one."""
+        """Convert observations of this world to observations of the native world."""
         return observations
 
     @final
@@ -207,10 +207,10 @@ def take(states: Mapping[str, np.ndarray], rows: np.ndarray | slice) -> States:
 
 
 def padded_blocks(num: int, size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """The rows of each block, and the same rows repeated up to the block size.
+    """The row numbers of each block, and the same numbers repeated to fill the block.
 
-    The rounding of many computations depends on the number of rows. In blocks of one size, a row
-    does not depend on the others.
+    The rounding of many computations depends on the number of rows, so all blocks have the same
+    size. The result for a row then does not depend on how many other rows there are.
 
     >>> [(rows.tolist(), filled.tolist()) for rows, filled in padded_blocks(5, 3)]
     [([0, 1, 2], [0, 1, 2]), ([3, 4], [3, 4, 3])]

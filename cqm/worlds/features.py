@@ -74,7 +74,7 @@ class RandomFourier:
 
 @dataclass(frozen=True)
 class UserFeatures:
-    """A user's function `[n, d] -> [n, k]`, called on 256 rows at a time, and the k names."""
+    """Your own function `[n, d] -> [n, k]`, called on 256 rows at a time, with k names."""
 
     fn: Callable[[np.ndarray], Any]
     names: Sequence[str]

@@ -117,7 +117,7 @@ class GymWorld(World):
     ) -> Rollout:
         """Roll every state forward, open loop; the given states are not changed.
 
-        After a branch fails, its features are NaN, and so is the observation in its final state;
+        After a branch fails, its features and the observation of its final state are NaN, and
         rollouts from that state fail too.
         """
         num, width = num_states(states), len(self.control_low)

@@ -29,7 +29,7 @@ def load_world(
 
     Args:
         name: `domain-task` as in `reacher-easy`, or a registered Gymnasium id as in `CartPole-v1`.
-        nuisance: Dimension of the paper's nuisance to mix in, 0 for none, or a `Nuisance`.
+        nuisance: Dimension of the paper's nuisance to mix in (0 for none), or a `Nuisance`.
         seed: Random seed for the mixing. The candidate actions do not depend on it.
         candidate_actions: `[actions, controls]`; the world's own by default.
         action_names: One name per candidate action; by default their indices.

@@ -57,7 +57,7 @@ class Nuisance:
         return rng.standard_normal((*shape, self.dimension), dtype=np.float32)
 
     def path(self, start: np.ndarray, noise: np.ndarray) -> np.ndarray:
-        """c after each step, `[..., horizon, dimension]`, given c at the start and the noise."""
+        """The process after each step, `[..., horizon, dimension]`, from its start and noise."""
         path = self.scale * noise
         current = start
         for t in range(noise.shape[-2]):

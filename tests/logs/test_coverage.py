@@ -24,7 +24,9 @@ def test_actions_are_called_by_their_names():
     lines = str(logs.coverage()).splitlines()
     assert " ".join(lines[1].split()) == "action frequency over 20 regions effective sample size"
     assert [line.split()[0] for line in lines[2:4]] == ["wait", "charge"]
-    assert "problem: action wait makes up 0.00% of 100 decisions in region 0" in "\n".join(lines)
+    assert "problem: action wait makes up 0.00% of the 100 decisions in region 0" in "\n".join(
+        lines
+    )
     given["actions"][:, 0] = 1
     with pytest.raises(ValueError, match=r"actions \[wait\] never occur"):
         Logs.from_arrays(**given, action_names=("wait", "charge")).coverage().check()
@@ -35,7 +37,9 @@ def test_actions_that_depend_on_the_state_lack_overlap():
     given["actions"][:, 0] = given["observations"][:, 0] > 0  # one action on either side
     coverage = Logs.from_arrays(**given).coverage()
     assert coverage.regions.min() == 0
-    with pytest.warns(UserWarning, match=r"action \d makes up 0.00% of \d+ decisions in region"):
+    with pytest.warns(
+        UserWarning, match=r"action \d makes up 0.00% of the \d+ decisions in region"
+    ):
         coverage.check()
 
 
@@ -46,7 +50,9 @@ def test_a_lack_of_overlap_that_no_line_shows(propensities):
     given["actions"][:, 0] = np.abs(given["observations"][:, 6]) > 0.67
     coverage = Logs.from_arrays(**given, propensities=propensities).coverage()
     assert coverage.regions.min() == 0
-    with pytest.warns(UserWarning, match=r"action \d makes up 0.00% of 100 decisions in region 0"):
+    with pytest.warns(
+        UserWarning, match=r"action \d makes up 0.00% of the 100 decisions in region 0"
+    ):
         coverage.check()
     told = "where its propensity is 50.00%" in " ".join(coverage.problems)
     assert told == (propensities is not None)
@@ -60,7 +66,7 @@ def test_propensities_that_contradict_the_actions():
     right = Logs.from_arrays(**given, propensities=[0.1, 0.9])
     assert right.coverage().problems == []
     swapped = right.with_propensities([0.9, 0.1]).coverage()
-    assert any("of 2000 decisions, where its propensity is" in p for p in swapped.problems)
+    assert any("of the 2000 decisions, where its propensity is" in p for p in swapped.problems)
     # On average they are right, but not where the first observation is large.
     propensities = np.where(given["observations"][:, :1] > 0, [[0.3, 0.7]], [[0.7, 0.3]])
     given["actions"][:, 0] = rng.random(2000) < propensities[:, 0]
