@@ -89,33 +89,46 @@ class Plan:
         }
 
 
-def simulate_block(plan: Plan, block: int) -> Block:
-    """Simulate all families of a block of states."""
+def draw_inputs(plan: Plan, block: int) -> dict[str, np.ndarray]:
+    """Everything random in a block but its states: arms, uniforms, noise and nuisance.
+
+    Nothing is simulated, so an audit can afford to draw them again for every block.
+    """
     native, nuisance, recipe = plan.world.native, plan.world.nuisance, plan.recipe
     index = np.array(plan.block_states(block))
-    num, draws, num_actions = len(index), recipe.draws, len(plan.world.candidate_actions)
-
-    states, status, error = _initial_states(native, recipe, block, num)
+    num, draws = len(index), recipe.draws
     arms = _draw_arms(plan, stream(recipe.seed, block, _ARMS), num)
     rng = stream(recipe.seed, block, _CONTINUATION)
     uniforms = rng.random((num, draws, recipe.horizon - 1))
     rng = stream(recipe.seed, block, _NOISE)
     noise = native.sample_noise(num * draws, recipe.horizon, rng)
-    noise = noise.reshape(num, draws, *noise.shape[1:])
-
-    arrays = {
+    inputs = {
         "index": index,
         "arms": arms.astype(np.int16),
+        "uniforms": uniforms,
+        "noise": noise.reshape(num, draws, *noise.shape[1:]),
+    }
+    if nuisance is not None:
+        rng = stream(recipe.seed, block, _NUISANCE)
+        inputs["nuisance_start"] = start = nuisance.start(num, rng)
+        copies = plan.num_arms if nuisance.coupling == "independent" else 1
+        shape = (num, draws, copies, recipe.horizon)
+        inputs["nuisance"] = nuisance.path(start[:, None, None], nuisance.noise(shape, rng))
+    return inputs
+
+
+def simulate_block(plan: Plan, block: int) -> Block:
+    """Simulate all families of a block of states."""
+    native, recipe, inputs = plan.world.native, plan.recipe, draw_inputs(plan, block)
+    num, draws, num_actions = len(inputs["index"]), recipe.draws, len(plan.world.candidate_actions)
+    arms, uniforms, noise = inputs["arms"].astype(int), inputs["uniforms"], inputs["noise"]
+    path = inputs.get("nuisance")
+    states, status, error = _initial_states(native, recipe, block, num)
+    arrays = {
+        **{name: values for name, values in inputs.items() if name not in ("uniforms", "noise")},
         "observation": native.observe(states),
         **{f"state.{key}": values for key, values in native.store(states).items()},
     }
-    path = None
-    if nuisance is not None:
-        rng = stream(recipe.seed, block, _NUISANCE)
-        arrays["nuisance_start"] = start = nuisance.start(num, rng)
-        copies = plan.num_arms if nuisance.coupling == "independent" else 1
-        shape = (num, draws, copies, recipe.horizon)
-        arrays["nuisance"] = path = nuisance.path(start[:, None, None], nuisance.noise(shape, rng))
     if noise.size:
         arrays["noise"] = noise
 

@@ -70,6 +70,7 @@ class World(abc.ABC):
     candidate_actions: np.ndarray  # [actions, controls], the controls being compared
     cloning: str  # how states are cloned, in a few words
     continuous: bool = True  # whether every control between the bounds is allowed
+    fixed_noise: bool = False  # whether all rollouts are meant to have the same noise
     nuisance: Nuisance | None = None  # the process mixed into observations and features
     mixing: Mapping[str, np.ndarray] | None = None  # its matrices for "observations" and "features"
 

@@ -76,6 +76,8 @@ class FunctionWorld(World):
         exogenous: `(num, horizon, rng) -> [num, horizon, e]`, a sampler of the exogenous input.
         trace: Recorded exogenous input `[time, e]`, instead of `exogenous`; each rollout uses a
             window that starts at a random row.
+        fixed_noise: Whether `exogenous` gives every rollout the same path on purpose, whatever the
+            generator; without it, `check_world` takes such a path for a mistake.
         control_low: Lower control bounds; by default the smallest candidate action.
         control_high: Upper control bounds; by default the largest candidate action.
         continuous: Whether every control between the bounds is allowed; False if only the
@@ -102,6 +104,7 @@ class FunctionWorld(World):
         observe: ObserveFn | None = None,
         exogenous: ExogenousFn | None = None,
         trace: npt.ArrayLike | None = None,
+        fixed_noise: bool = False,
         control_low: npt.ArrayLike | None = None,
         control_high: npt.ArrayLike | None = None,
         continuous: bool = True,
@@ -115,6 +118,8 @@ class FunctionWorld(World):
             raise ValueError(f"unknown backend {backend!r}; available: 'numpy', 'jax'")
         if exogenous is not None and trace is not None:
             raise ValueError("got both exogenous and trace; pass at most one of them")
+        if fixed_noise and exogenous is None:
+            raise ValueError("fixed_noise describes exogenous, which was not given")
         if block_size < 1:
             raise ValueError(f"block_size must be at least 1; got {block_size}")
         self.name, self.backend, self.block_size = name, backend, block_size
@@ -126,6 +131,8 @@ class FunctionWorld(World):
         self.candidate_actions = checked_actions(actions, self.control_low, self.control_high)
         self.action_names = checked_action_names(action_names, len(actions))
         self.trace = None if trace is None else _finite("trace", trace, 1)
+        # A trace is recorded once: a window as long as the trace is the same for every rollout.
+        self.fixed_noise = fixed_noise or trace is not None
         functions = dict(step=step, initial=initial, features=features, observe=observe)
         functions["exogenous"] = exogenous
         self._function_names = {role: fn and qualified_name(fn) for role, fn in functions.items()}
@@ -218,6 +225,7 @@ class FunctionWorld(World):
             "control_bounds": bounds.tolist() if np.isfinite(bounds).all() else None,
             "continuous": self.continuous,
             "trace": trace,
+            **({"fixed_noise": True} if self.fixed_noise and self.trace is None else {}),
             "versions": versions,
         }
 
