@@ -1,96 +1,147 @@
 """The audit: evidence that a set of branches is what it claims to be.
 
 Everything downstream relies on branches that share the state, the noise and the continuation, and
-differ only in the first action. `audit` does not take the manifest's word for it: it replays stored
-families, collects a block again from its seed, and compares the variance that sharing removes with
-the variance that theory predicts.
+differ only in the first action. `audit` does not take the manifest's word for it: it counts the
+states and draws the inputs of every family again (`cqm.branches.census`), replays families from
+every block, collects some blocks again from the seed, and compares the variance that sharing
+removes with the variance that theory predicts (`cqm.branches.coupling`).
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import asdict, replace
+from numbers import Integral
 from pathlib import Path
 
 import numpy as np
-from scipy import stats
 
 from cqm import storage
+from cqm.branches.census import blocks_of, census, shard_indices
 from cqm.branches.collect import plan_collection
+from cqm.branches.coupling import (
+    common_signal,
+    continuation_variance,
+    nuisance_variance,
+    stored_noise,
+)
 from cqm.branches.dataset import Branches
 from cqm.branches.recipe import BLOCK, Continuation, Policy
-from cqm.branches.simulate import Plan, roll_closed_loop, roll_open_loop, simulate_block
+from cqm.branches.shards import MemoryShard
+from cqm.branches.simulate import (
+    FamilyRollout,
+    Plan,
+    roll_closed_loop,
+    roll_open_loop,
+    simulate_block,
+)
 from cqm.display import counted
 from cqm.quotient import center
 from cqm.storage import DamagedFileError
 from cqm.worlds.check import Check, Report
-from cqm.worlds.contract import World, take
+from cqm.worlds.contract import Status, World
 from cqm.worlds.identity import stored_identity
 from cqm.worlds.loading import reload_world
 
 AUDIT = "audit.json"
-FALSE_ALARMS = 5e-7  # probability that a correct set fails a statistical check
+FEWEST, MOST = 64, 1024  # families replayed by default, one per block within these limits
+BLOCK_STEPS = 2**16  # steps to simulate for the blocks that are collected again
+FEWEST_BLOCKS, MOST_BLOCKS = 2, 8
 
 
 def audit(
-    branches: Branches,
+    branches: Branches | str | Path,
     world: World | None = None,
     *,
     policy: Policy | None = None,
-    families: int = 64,
+    families: int | None = None,
     seed: int = 0,
 ) -> Report:
-    """Check a sample of stored families; the report is saved next to the manifest.
+    """Check a set of branches; the report is saved next to the manifest.
+
+    Every state is accounted for, and every family's arms, later actions, noise and nuisance are
+    drawn again from the seed. What the simulator computed (outcome, first and step features,
+    observation) is replayed for a sample of families, one from each of as many equal stretches of
+    the set. With k families, changes to a share p of the families scattered over the set are found
+    with probability 1 − (1 − p)^k, and changes to a contiguous share p always if p ≥ 2/k, about
+    p·k of the time if p < 1/k. States are compared with the seed only in the blocks collected
+    again: 2 to 8, as many as about 65,000 steps allow, half of them among those with dropped
+    families.
 
     Args:
-        branches: The set to audit.
+        branches: The set to audit, or its directory.
         world: The world it was collected from; by default it is loaded by its name.
         policy: The policy of a state-dependent continuation.
-        families: Number of families to check, at least 2.
+        families: Number of families to replay, at least 2; by default one per block of 256 states,
+            at least 64 and at most 1,024.
         seed: Random seed for choosing families and for the fresh noise used in the comparisons.
 
     >>> import cqm
     >>> branches = cqm.collect(cqm.load_world("cartpole-swingup"), states=8, horizon=3)
     >>> print(audit(branches, families=4))  # doctest: +ELLIPSIS
-    Branches(cartpole-swingup, ...), 4 families checked
+    Branches(cartpole-swingup, ...), 4 families replayed
       ok    checksums  ...
     """
-    if families < 2:
-        raise ValueError(f"families must be at least 2; got {families}")
-    if "combined_seeds" in branches.manifest:
+    for name, value, least in (("families", families, 2), ("seed", seed, 0)):
+        if name == "families" and value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
+            raise ValueError(f"{name} must be a whole number of at least {least}; got {value!r}")
+    if isinstance(branches, str | Path):
+        branches = Branches.open(branches)
+    if not isinstance(branches, Branches):
+        raise TypeError(f"branches must be Branches or their directory; got {branches!r:.80}")
+    if len(branches.seeds) > 1 or len(branches.shards) != branches.manifest["num_shards"]:
         raise ValueError(
-            f"the set combines collections with seeds {branches.manifest['combined_seeds']}; "
+            f"the set combines collections with seeds {branches.seeds}; "
             "audit each collection separately"
         )
+    if len(branches) == 0:
+        raise ValueError("the set has no families; all were dropped or none was collected")
     try:
         branches.verify()
     except DamagedFileError as error:
         return _report(branches, 0, [Check("checksums", False, str(error))])
     plan = _plan_of(branches, world or reload_world(branches.world), policy)
-    rng = np.random.default_rng(seed)
-    sample = _sample(branches, families, rng)
     checks = [
         Check("checksums", True, f"{counted(len(branches), 'family')} intact"),
+        _manifest(plan, branches),
+    ]
+    checks += census(plan, branches.shards) if checks[-1].passed else []
+    if not all(check.passed for check in checks[:3]):  # what is missing cannot be replayed
+        return _report(branches, 0, checks)
+    rng = np.random.default_rng(seed)
+    num_blocks = len({block for _, block, _ in blocks_of(branches.shards)})
+    sample = _sample(branches, families or int(np.clip(num_blocks, FEWEST, MOST)), rng)
+    checks += [
         _replay(plan, sample),
         _collected_again(plan, branches, rng),
         _duplicate_arm(plan, sample, rng),
         _permuted_arms(plan, sample, rng),
-        _common_signal(sample, rng),
-        *_nuisance_variance(plan, sample, rng),
-        *_continuation_variance(plan, sample, rng),
+        common_signal(sample, rng),
+        *nuisance_variance(plan, sample, rng),
+        *continuation_variance(plan, sample, rng),
     ]
     return _report(branches, len(sample), checks)
 
 
-def _report(branches: Branches, num_checked: int, checks: list[Check]) -> Report:
-    report = Report(f"{branches}, {counted(num_checked, 'family')} checked", tuple(checks))
+def _report(branches: Branches, num_replayed: int, checks: list[Check]) -> Report:
+    """The report, saved if the set has a directory that can be written to."""
+    report = Report(f"{branches}, {counted(num_replayed, 'family')} replayed", tuple(checks))
     if branches.directory is not None:
         content = {"passed": report.passed, **asdict(report)}
-        storage.write_json(Path(branches.directory) / AUDIT, content)
+        try:
+            storage.write_json(Path(branches.directory) / AUDIT, content)
+        except OSError as error:  # a set to which one may not write can be audited all the same
+            reason = error.strerror or type(error).__name__
+            return replace(report, title=f"{report.title} (report not saved: {reason})")
     return report
 
 
 def _plan_of(branches: Branches, world: World, policy: Policy | None) -> Plan:
     """The plan that the set was collected with, according to its manifest."""
+    if not isinstance(world, World):
+        raise TypeError(f"world must be a World; got {world!r:.80}")
     recipe, continuation = branches.recipe, branches.recipe.continuation
     if policy is not None:
         recipe = replace(recipe, continuation=Continuation.of(policy))
@@ -103,77 +154,140 @@ def _plan_of(branches: Branches, world: World, policy: Policy | None) -> Plan:
     identity = stored_identity(world)
     if identity != branches.world:
         raise ValueError(f"the set was collected from world {branches.world}; got {identity}")
-    return plan_collection(world, recipe)
+    plan = plan_collection(world, recipe)
+    return replace(plan, blocks_per_shard=branches.manifest["blocks_per_shard"])
+
+
+def _manifest(plan: Plan, branches: Branches) -> Check:
+    """Whether names, actions, mixing and number of shards are those of the world and recipe."""
+    fresh = plan.manifest(None)
+    names = ("observation_names", "feature_names", "candidate_actions", "num_shards")
+    wrong = [name for name in names if branches.manifest[name] != fresh[name]]
+    stored, mixing = branches.mixing or {}, plan.world.mixing or {}
+    if stored.keys() != mixing.keys() or any(
+        not np.array_equal(stored[name], mixing[name]) for name in mixing
+    ):
+        wrong.append("mixing")
+    return Check(
+        "manifest fits the world", not wrong, ", ".join(wrong) + " differ" if wrong else ""
+    )
 
 
 def _sample(branches: Branches, families: int, rng: np.random.Generator) -> Branches:
-    """Consecutive families from a random position."""
-    if len(branches) == 0:
-        raise ValueError("the set has no families; all were dropped or none was collected")
-    start = int(rng.integers(max(1, len(branches) - families + 1)))
-    return branches[start : start + families]
+    """One family from each of as many equal stretches of the set."""
+    num = min(families, len(branches))
+    bounds = np.arange(num + 1) * len(branches) // num
+    rows = [branches[row : row + 1] for row in rng.integers(bounds[:-1], bounds[1:]).tolist()]
+    names = branches.array_names()
+    arrays = {name: np.concatenate([row.array(name) for row in rows]) for name in names}
+    return Branches(branches.manifest, [MemoryShard(arrays, {})], mixing=branches.mixing)
 
 
-def _noise(sample: Branches, draw: int) -> np.ndarray:
-    """World noise of a stored draw, `[n, horizon, noise]`."""
-    if "noise" in sample.array_names():
-        return sample.array("noise")[:, draw]
-    return np.empty((len(sample), sample.recipe.horizon, 0))
-
-
-def _outcomes(plan: Plan, sample: Branches, arms: np.ndarray, draw: int = 0) -> np.ndarray:
-    """Outcomes of given arms under a stored draw, simulated again, `[n, arms, features]`."""
-    states, noise = plan.world.native.restore(sample.states), _noise(sample, draw)
+def _roll(plan: Plan, sample: Branches, arms: np.ndarray, draw: int = 0) -> FamilyRollout:
+    """Roll out given arms under a stored draw again."""
+    states, noise = plan.world.native.restore(sample.states), stored_noise(sample, draw)
     if plan.policy is None:
-        continuation = sample.continuation[:, draw, 0]
-        result = roll_open_loop(plan, states, arms, continuation, noise)
-    else:
-        uniforms = sample.array("uniforms")[:, draw]
-        nuisance = None
-        if plan.world.nuisance is not None:
-            nuisance = sample.array("nuisance")[:, draw, : arms.shape[1]]
-        result = roll_closed_loop(plan, states, arms, uniforms, noise, nuisance)
-    return plan.recipe.discounted(result.features)
+        return roll_open_loop(plan, states, arms, sample.continuation[:, draw, 0], noise)
+    nuisance = None
+    if plan.world.nuisance is not None:
+        nuisance = sample.array("nuisance")[:, draw, : arms.shape[1]]
+    uniforms = sample.array("uniforms")[:, draw]
+    return roll_closed_loop(plan, states, arms, uniforms, noise, nuisance)
+
+
+def _outcomes(plan: Plan, sample: Branches, arms: np.ndarray) -> np.ndarray:
+    """Outcomes of given arms under the first stored draw, `[n, arms, features]`."""
+    return plan.recipe.discounted(_roll(plan, sample, arms).features)
 
 
 def _replay(plan: Plan, sample: Branches) -> Check:
-    again = np.stack(
-        [_outcomes(plan, sample, sample.arms, draw) for draw in range(plan.recipe.draws)], axis=1
-    )
-    stored = sample.array("outcome")
-    wrong, worst = int((again != stored).any(axis=(1, 2, 3)).sum()), np.abs(again - stored).max()
-    return Check(
-        "stored families replay bit for bit",
-        wrong == 0,
-        f"{wrong} of {len(sample)} differ" + (f", by up to {worst:.2g}" if wrong else ""),
-    )
+    native = plan.world.native
+    draws = [_roll(plan, sample, sample.arms, draw) for draw in range(plan.recipe.draws)]
+    steps = np.stack([draw.features for draw in draws], axis=1)
+    again = {
+        "observation": native.observe(native.restore(sample.states)),
+        "first": steps[..., 0, :],
+        "outcome": plan.recipe.discounted(steps),
+        "continuation": np.stack([draw.continuation for draw in draws], axis=1),
+        **({"steps": steps} if plan.recipe.per_step else {}),
+    }
+    failed = np.any([draw.status != Status.OK for draw in draws], axis=0)
+    wrong, names, worst = failed.copy(), ["status"] if failed.any() else [], 0.0
+    for name, values in again.items():
+        stored = sample.array(name)
+        differs = (values != stored).reshape(len(sample), -1).any(axis=1)
+        wrong |= differs
+        if differs.any():
+            names.append(name)
+            worst = max(worst, float(np.abs(values - stored)[differs & ~failed].max(initial=0)))
+    where = ", ".join(str(i) for i in sample.index[wrong][:3])
+    detail = f"{wrong.sum()} of {len(sample)} differ"
+    if wrong.any():
+        detail += f" in {', '.join(names)}, by up to {worst:.2g}, among them states {where}"
+    return Check("stored families replay bit for bit", not wrong.any(), detail)
+
+
+def _blocks_to_collect(plan: Plan, branches: Branches, rng: np.random.Generator) -> list[int]:
+    """Blocks from all over the set, half of them with dropped families if there are such."""
+    least, most = plan.recipe.warmup or (0, 0)
+    per_state = plan.recipe.draws * plan.num_arms * plan.recipe.horizon + (least + most) // 2
+    wanted = int(np.clip(BLOCK_STEPS // (per_state * BLOCK), FEWEST_BLOCKS, MOST_BLOCKS))
+    index = np.concatenate([shard_indices(shard) for shard in branches.shards])
+    kept = np.bincount(index // BLOCK, minlength=-(-plan.recipe.states // BLOCK))
+    gaps = np.array([len(plan.block_states(block)) for block in range(len(kept))]) > kept
+    own = np.unique(branches.index // BLOCK)  # of a slice, only its own blocks
+    lossy = np.intersect1d(np.flatnonzero(gaps), own)
+    chosen = set(_spread(lossy, wanted // 2, rng))
+    rest = np.setdiff1d(own, np.array(sorted(chosen), int))
+    return sorted(chosen | set(_spread(rest, wanted - len(chosen), rng)))
+
+
+def _spread(values: np.ndarray, num: int, rng: np.random.Generator) -> list[int]:
+    """One value from each of `num` equal stretches of an array."""
+    num = min(num, len(values))
+    bounds = np.arange(num + 1) * len(values) // max(num, 1)
+    return values[rng.integers(bounds[:-1], bounds[1:])].tolist() if num else []
 
 
 def _collected_again(plan: Plan, branches: Branches, rng: np.random.Generator) -> Check:
-    index = branches.index
-    block = int(rng.choice(index)) // BLOCK
-    rows = np.flatnonzero(index // BLOCK == block)
-    fresh = simulate_block(plan, block).arrays
-    first, last = int(rows[0]), int(rows[-1]) + 1
-    kept = np.isin(fresh["index"], index[first:last])
-    stored = branches[first:last]
-    wrong = sorted(
-        name
-        for name in stored.array_names()
-        if not np.array_equal(stored.array(name), fresh[name][kept])
-    )
+    """Whether blocks that are collected again have the same families and dropped the same."""
+    problems, blocks = [], _blocks_to_collect(plan, branches, rng)
+    places = {block: (number, rows) for number, block, rows in blocks_of(branches.shards)}
+    dropped: dict[int, Counter[str]] = {}
+    for block in blocks:
+        fresh = simulate_block(plan, block)
+        number, rows = places[block]
+        shard = branches.shards[number]
+        dropped.setdefault(number, Counter()).update(fresh.dropped)
+        if set(shard.names()) != set(fresh.arrays):
+            odd = sorted(set(shard.names()) ^ set(fresh.arrays))
+            problems.append(f"block {block} has other arrays: {', '.join(odd)}")
+            continue
+        wrong = sorted(
+            name
+            for name, values in fresh.arrays.items()
+            if not np.array_equal(shard.read(name, rows), values)
+        )
+        if wrong:
+            problems.append(f"{', '.join(wrong)} of block {block} differ")
+    for number, counts in dropped.items():
+        whole = set(plan.blocks(number)) <= set(blocks)
+        stored = Counter(branches.shards[number].dropped)
+        if counts - stored or (whole and counts != stored):
+            problems.append(f"shard {number} counts {dict(stored)} as dropped, got {dict(counts)}")
+    what = f"{counted(len(blocks), 'block')} of {-(-plan.recipe.states // BLOCK)}"
     return Check(
-        "a block collected again from its seed is identical",
-        not wrong,
-        f"block {block}, {counted(len(rows), 'family')}"
-        + (f": {', '.join(wrong)} differ" if wrong else ""),
+        "blocks collected again from the seed are identical",
+        not problems,
+        "; ".join([what, *problems]),
     )
 
 
 def _duplicate_arm(plan: Plan, sample: Branches, rng: np.random.Generator) -> Check:
-    arms = np.repeat(rng.integers(sample.num_actions, size=(len(sample), 1)), 2, axis=1)
-    effects = center(_outcomes(plan, sample, arms))
-    worst = np.abs(effects).max()
+    # One of the family's own arms: another action may fail.
+    chosen = rng.integers(sample.arms.shape[1], size=(len(sample), 1))
+    arms = np.repeat(np.take_along_axis(sample.arms, chosen, axis=1), 2, axis=1)
+    worst = np.abs(center(_outcomes(plan, sample, arms))).max()
     return Check("a duplicated arm has no effect", bool(worst == 0), f"largest effect {worst:.2g}")
 
 
@@ -184,97 +298,3 @@ def _permuted_arms(plan: Plan, sample: Branches, rng: np.random.Generator) -> Ch
     return Check(
         "permuting the arms permutes the outcomes", wrong == 0, f"{wrong} of {len(sample)} differ"
     )
-
-
-def _common_signal(sample: Branches, rng: np.random.Generator) -> Check:
-    outcomes = sample.outcomes
-    effects = center(outcomes)
-    size = np.abs(effects).max()
-    signal = 1000 * size * rng.standard_normal((*effects.shape[:2], 1, effects.shape[3]))
-    change = np.abs(center(outcomes + signal) - effects).max() / max(size, 1e-300)
-    return Check(
-        "a shared signal a thousand times larger than the effects cancels",
-        bool(change <= 1e-9),
-        f"relative {change:.1e}",
-    )
-
-
-def _nuisance_variance(plan: Plan, sample: Branches, rng: np.random.Generator) -> list[Check]:
-    """Whether branches share the nuisance; independent copies would add twice its variance."""
-    nuisance = plan.world.nuisance
-    if nuisance is None:
-        return []
-    common = plan.recipe.discounted(sample.array("nuisance"))  # [n, draws, arms or 1, dimension]
-    spread = float(np.ptp(common, axis=2).max())
-    shared = Check(
-        "the branches of a family share one nuisance", spread == 0, f"spread {spread:.2g}"
-    )
-    # In the discounted sum, given the start, the noise of step j has weight Σ_{k≥j} γᵏ pᵏ⁻ʲ.
-    lags = np.arange(plan.recipe.horizon)
-    weights = [
-        np.sum(plan.recipe.discounts[j:] * nuisance.persistence ** (lags[j:] - j)) for j in lags
-    ]
-    predicted = 2 * nuisance.scale**2 * np.sum(np.square(weights))
-    start = nuisance.start(len(sample), rng)[:, None]
-    noise = nuisance.noise((len(sample), 2, plan.recipe.horizon), rng)
-    pair = plan.recipe.discounted(nuisance.path(start, noise))
-    squares = (pair[:, 0] - pair[:, 1]) ** 2
-    added, num = squares.mean(), squares.size
-    deviation = abs(added - predicted) / (predicted * np.sqrt(2 / num))
-    # The nuisance is normal, so the sum of squares is chi-squared.
-    law, total = stats.chi2(num), num * added / predicted
-    p_value = 2 * min(law.cdf(total), law.sf(total))
-    effect = np.var(center(sample.array("outcome")), axis=(0, 1, 2)).mean()
-    return [
-        shared,
-        Check(
-            "an independent nuisance would add twice its variance",
-            bool(p_value > FALSE_ALARMS),
-            f"{added:.3f} measured, {predicted:.3f} predicted, {deviation:.1f} standard errors "
-            f"apart; {nuisance.amplitude**2 * added / max(effect, 1e-300):.3g} times the variance "
-            "of the effects",
-        ),
-    ]
-
-
-def _continuation_variance(plan: Plan, sample: Branches, rng: np.random.Generator) -> list[Check]:
-    """Var_independent = Var_shared + 2 Cov_shared for the difference of two arms, given a state."""
-    if plan.policy is not None or plan.recipe.horizon == 1 or len(sample) < 2:
-        return []
-    num, draws = min(len(sample), 32), 16
-    states = take(plan.world.native.restore(sample.states), np.repeat(np.arange(num), draws))
-    noise = np.repeat(_noise(sample, 0)[:num], draws, axis=0)
-    pairs = np.repeat(sample.arms[:num, :2], draws, axis=0)
-
-    def outcomes(arms: np.ndarray) -> np.ndarray:
-        """Outcomes of arms that share a fresh continuation, `[n, draws, arms, features]`."""
-        uniforms = rng.random((num * draws, plan.recipe.horizon - 1))
-        continuation = plan.recipe.continuation.draw(uniforms, sample.num_actions)
-        features = roll_open_loop(plan, states, arms, continuation, noise).features
-        return plan.recipe.discounted(features).reshape(num, draws, arms.shape[1], -1)
-
-    shared, other = outcomes(pairs), outcomes(pairs[:, 1:])
-    scale = shared.std(axis=1).mean(axis=(0, 1))
-    scale = np.where(scale > 0, scale, 1)
-    first, second, second_alone = shared[:, :, 0], shared[:, :, 1], other[:, :, 0]
-    # Moments over draws per state; their spread between states gives the standard error.
-    together = _variance(first - second, scale)
-    apart = _variance(first - second_alone, scale)
-    covariance = (_variance(first, scale) + _variance(second, scale) - together) / 2
-    gap = apart - (together + 2 * covariance)
-    deviation = abs(gap.mean()) / max(gap.std(ddof=1) / np.sqrt(num), 1e-12)
-    p_value = 2 * stats.t.sf(deviation, num - 1)  # the spread is estimated from few states
-    return [
-        Check(
-            "an independent continuation would add twice the covariance",
-            bool(p_value > FALSE_ALARMS),
-            f"variance of a difference {together.mean():.3g} shared, {apart.mean():.3g} "
-            f"independent, {(together + 2 * covariance).mean():.3g} predicted, "
-            f"{deviation:.1f} standard errors apart",
-        )
-    ]
-
-
-def _variance(values: np.ndarray, scale: np.ndarray) -> np.ndarray:
-    """Variance of `[n, draws, features]` over draws, in units of scale, averaged to `[n]`."""
-    return (values / scale).var(axis=1, ddof=1).mean(axis=1)

@@ -153,6 +153,11 @@ class Branches:
         return self.manifest["world"]
 
     @property
+    def shards(self) -> tuple[Shard, ...]:
+        """The shards in which the families are stored, whole even if this is a slice of a set."""
+        return tuple(self._shards)
+
+    @property
     def seeds(self) -> list[int]:
         """Seed of the collection; several for a combined set."""
         return self.manifest.get("combined_seeds", [self.recipe.seed])
@@ -257,6 +262,11 @@ class Branches:
         """Stored simulator states, for `World.restore`."""
         names = [name for name in self.array_names() if name.startswith("state.")]
         return {name.removeprefix("state."): self.array(name) for name in names}
+
+    @property
+    def mixing(self) -> Mapping[str, np.ndarray] | None:
+        """Stored matrices that mix the nuisance into observations and features, if there is one."""
+        return self._mixing
 
     def array_names(self) -> list[str]:
         """Names of the stored arrays."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 import sys
 from collections.abc import Callable
@@ -418,7 +419,7 @@ def _declaration_problem(world: World) -> str:
 
 def _global_generators() -> tuple[object, ...]:
     """States of the generators that any code may draw from."""
-    return repr(np.random.get_state(legacy=False)), random.getstate()  # noqa: NPY002
+    return pickle.dumps(np.random.get_state()), random.getstate()  # noqa: NPY002
 
 
 def _drawn_from(before: tuple[object, ...]) -> str:

@@ -8,7 +8,7 @@ import pytest
 
 import cqm
 from cqm import storage
-from cqm.branches import audit as auditing, shards
+from cqm.branches import coupling, shards
 from cqm.worlds.function import FunctionWorld
 from cqm.worlds.nuisance import Nuisance, NuisanceWorld
 
@@ -51,7 +51,7 @@ def test_a_collected_set_passes_and_the_result_is_stored(name, tmp_path):
     report = cqm.audit(branches)
     assert report, str(report)
     assert report.passed
-    assert len(report.checks) == 9
+    assert len(report.checks) == 13
     stored = json.loads((tmp_path / "audit.json").read_text())
     assert stored["passed"] is True
     assert [f["name"] for f in stored["checks"]] == list(findings(report))
@@ -112,7 +112,10 @@ def test_states_that_do_not_come_from_the_seed_are_noticed(tmp_path):
 
     rewrite(tmp_path, 0, spoil)
     report = cqm.audit(cqm.Branches.open(tmp_path))
-    assert failed(report) == {"a block collected again from its seed is identical"}
+    assert failed(report) == {
+        "inputs of every family follow from the seed",
+        "blocks collected again from the seed are identical",
+    }
 
 
 def test_damage_is_a_failed_audit_that_names_the_file(tmp_path):
@@ -159,7 +162,7 @@ def test_what_cannot_be_audited_is_refused():
     with pytest.raises(ValueError, match=r"seeds \[1, 2\]; audit each collection separately"):
         cqm.audit(combined[:5], world)
     assert cqm.audit(cqm.combine([first[:4], first[4:]]), world)
-    with pytest.raises(ValueError, match="families must be at least 2; got 0"):
+    with pytest.raises(ValueError, match="families must be a whole number of at least 2; got 0"):
         cqm.audit(first, world, families=0)
     assert cqm.audit(first[:1], world)
 
@@ -168,7 +171,7 @@ def test_a_right_set_fails_as_rarely_as_is_said(monkeypatch):
     """With few families a spread that is estimated must not count as known."""
     world = NuisanceWorld(noisy_world(), Nuisance(dimension=2))
     branches = cqm.collect(world, states=64, horizon=4, seed=1)
-    monkeypatch.setattr(auditing, "FALSE_ALARMS", 0.05)
+    monkeypatch.setattr(coupling, "FALSE_ALARMS", 0.05)
     names = ("an independent nuisance would", "an independent continuation would")
     counts = dict.fromkeys(names, 0)
     for seed in range(100):
