@@ -102,8 +102,8 @@ class Audit:
 
     directory: Directory
     """Directory of the branches."""
-    families: int = 64
-    """Number of families to check."""
+    families: int | None = None
+    """Number of families to replay; by default one per block of 256 states, 64 to 1,024."""
     seed: int = 0
     """Random seed for choosing families and for the fresh noise used in the comparisons."""
     json: Json = False

@@ -41,7 +41,7 @@ class WorldsCheck:
     """
 
     name: WorldName
-    states: int = 6
+    states: int = 16
     """Number of states to check."""
     seed: int = 0
     """Random seed for states, controls and noise."""

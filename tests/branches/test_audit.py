@@ -2,9 +2,13 @@
 
 import json
 import re
+import shutil
+import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
+from support.wrong_worlds import UNUSUAL, WRONG_SETS, collect_set, drift_world, reseal, set_world
 
 import cqm
 from cqm import storage
@@ -32,16 +36,6 @@ def noisy_world(name="drift"):
         candidate_actions=np.array([[-1.0], [0.0], [1.0]]),
         name=name,
     )
-
-
-def rewrite(directory, index, change):
-    """Change the arrays of a shard and make its checksums right again."""
-    with storage.open_arrays(directory / shards.shard_name(index)) as file:
-        arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    sidecar = storage.read_json(directory / shards.shard_name(index).replace("safetensors", "json"))
-    change(arrays)
-    digest = storage.sha256(directory / shards.MANIFEST)
-    shards.write_shard(directory, index, digest, [arrays], sidecar["dropped"])
 
 
 @pytest.mark.parametrize("name", ["cartpole-swingup", "reacher-easy", "cheetah-run"])
@@ -96,7 +90,7 @@ def test_an_arm_with_a_continuation_of_its_own_is_noticed(tmp_path):
     def spoil(arrays):
         arrays["outcome"][:, :, 1] = other.array("outcome")[:, :, 1]
 
-    rewrite(tmp_path, 0, spoil)
+    reseal(tmp_path, 0, spoil)
     report = cqm.audit(cqm.Branches.open(tmp_path))
     assert "stored families replay bit for bit" in failed(report)
     assert "64 of 64 differ" in findings(report)["stored families replay bit for bit"].detail
@@ -110,7 +104,7 @@ def test_states_that_do_not_come_from_the_seed_are_noticed(tmp_path):
     def spoil(arrays):
         arrays["nuisance"][::7] += 1e-9
 
-    rewrite(tmp_path, 0, spoil)
+    reseal(tmp_path, 0, spoil)
     report = cqm.audit(cqm.Branches.open(tmp_path))
     assert failed(report) == {
         "inputs of every family follow from the seed",
@@ -180,3 +174,147 @@ def test_a_right_set_fails_as_rarely_as_is_said(monkeypatch):
             counts[name] += any(found.startswith(name) for found in failed(report))
     for name, count in counts.items():
         assert count <= 14, name  # 5 are expected; the normal law would give 30
+
+
+COUNTED, INPUTS = "every state is one family or counted as dropped", "inputs of every family"
+REPLAYED, FITS = "stored families replay bit for bit", "stored values fit together"
+AGAIN, MANIFEST = "blocks collected again from the seed", "manifest fits the world"
+CAUGHT_BY = {
+    "deleted families": (COUNTED, "shard 1 has 505 families and 4 dropped, but 512 states"),
+    "a family twice": (COUNTED, "shard 1 has state 516 more than once"),
+    "deleted and counted as dropped": (AGAIN, "index"),
+    "families in another order": (COUNTED, "shard 1 is not sorted by state"),
+    "too many counted as dropped": (COUNTED, "but 512 states"),
+    "dropped for another reason": (AGAIN, "counts {'diverged': 4} as dropped, got {'not finite'"),
+    "an index outside its shard": (COUNTED, "which is not one of its own"),
+    "tampered steps in one shard": (FITS, "outcome of block 4 in shard 2 is not the discounted"),
+    "tampered steps and sums": (REPLAYED, "differ in first, outcome, steps"),
+    "tampered first features": (REPLAYED, "differ in first"),
+    "tampered outcomes in 5%": (REPLAYED, "differ in outcome"),
+    "tampered observations": (REPLAYED, "differ in observation"),
+    "swapped arms": (REPLAYED, "differ in first, outcome, steps"),
+    "other arms": (INPUTS, "arms of block 2 in shard 1 differ"),
+    "another continuation": (INPUTS, "continuation of block 2 in shard 1 differ"),
+    "other noise": (INPUTS, "noise of block 2 in shard 1 differ"),
+    "another nuisance": (INPUTS, "nuisance of block 2 in shard 1 differ"),
+    "another nuisance at the start": (INPUTS, "nuisance_start of block 2 in shard 1 differ"),
+    "states of other families": (REPLAYED, "observation"),
+    "states in single precision": (REPLAYED, "observation"),
+    "an array is missing": (COUNTED, "shard 1 lacks first"),
+    "swapped feature names": (MANIFEST, "feature_names differ"),
+    "another mixing": (MANIFEST, "mixing differ"),
+}
+
+
+@pytest.fixture(scope="module")
+def sound_set(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("sets") / "sound"
+    branches = collect_set(directory)
+    assert len(branches.shards) == 3
+    assert sum(branches.dropped.values()) > 3
+    assert cqm.audit(branches, set_world())
+    return directory
+
+
+@pytest.mark.parametrize("name", WRONG_SETS)
+def test_subtly_wrong_sets_are_caught(name, sound_set, tmp_path):
+    shutil.copytree(sound_set, tmp_path / "set")
+    WRONG_SETS[name](tmp_path / "set")
+    report = cqm.audit(tmp_path / "set", set_world())
+    check, detail = CAUGHT_BY[name]
+    found = {found.name: found.detail for found in report.checks if not found.passed}
+    assert any(key.startswith(check) and detail in found[key] for key in found), str(report)
+
+
+@pytest.mark.parametrize("name", UNUSUAL)
+def test_unusual_sets_pass(name):
+    case = UNUSUAL[name]
+    world, settings = case.make_world(), {"states": 300, "horizon": 6, **case.settings}
+    if case.policy is not None:
+        settings["continuation"] = case.policy
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of dropped families
+        branches = cqm.collect(world, seed=1, **settings)
+    report = cqm.audit(branches, world, policy=case.policy, seed=1)
+    assert report, str(report)
+
+
+@pytest.fixture(scope="module")
+def long_set(tmp_path_factory):
+    """20 blocks without step features, so that only a replay sees what an outcome should be."""
+    directory = tmp_path_factory.mktemp("sets") / "long"
+    cqm.collect(drift_world(features=None), states=5120, horizon=2, warmup=(0, 0), out=directory)
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("rows", "least"),
+    [
+        (slice(1000, 1256), 8),  # 5% in a row: more than two stretches, so always found
+        (slice(1000, 1080), 4),  # one stretch in a row: 83% on average
+        (slice(None, None, 20), 6),  # 5% scattered: 1 − 0.95^64 = 96%
+    ],
+)
+def test_changed_outcomes_are_found_at_the_stated_rates(rows, least, long_set, tmp_path):
+    shutil.copytree(long_set, tmp_path / "set")
+
+    def spoil(arrays):
+        arrays["outcome"][rows] += 1e-9
+
+    for index in range(2 if rows.step else 1):
+        reseal(tmp_path / "set", index, spoil)
+    branches, world = cqm.Branches.open(tmp_path / "set"), drift_world(features=None)
+    reports = [cqm.audit(branches, world, seed=seed) for seed in range(8)]
+    assert sum(REPLAYED in failed(report) for report in reports) >= least
+
+
+def test_several_blocks_are_collected_again(long_set):
+    report = cqm.audit(long_set, drift_world(features=None))
+    assert "8 blocks of 20" in str(report)
+    assert "64 families replayed" in report.title
+
+
+def test_a_family_deleted_and_counted_as_dropped_is_looked_for(long_set, tmp_path):
+    """Blocks with dropped families come first, so one in 20 is always collected again."""
+    shutil.copytree(long_set, tmp_path / "set")
+
+    def delete(arrays):
+        return {name: np.delete(values, 3000, axis=0) for name, values in arrays.items()}
+
+    reseal(tmp_path / "set", 0, delete, lambda counts: {"raised": 1})
+    for seed in range(5):
+        report = cqm.audit(tmp_path / "set", drift_world(features=None), seed=seed)
+        assert failed(report) == {"blocks collected again from the seed are identical"}
+
+
+def test_a_set_that_cannot_be_written_to_is_audited(sound_set, monkeypatch):
+    def refuse(path, value):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(storage, "write_json", refuse)
+    report = cqm.audit(sound_set, set_world())
+    assert report, str(report)
+    assert report.title.endswith("replayed (report not saved: Permission denied)")
+
+
+def test_a_slice_is_audited_with_its_own_families(sound_set):
+    report = cqm.audit(cqm.Branches.open(sound_set)[700:720], set_world())
+    assert report, str(report)
+    assert "20 families replayed" in report.title
+    assert "1 block of 5" in str(report)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"branches": 3}, TypeError, "branches must be Branches or their directory; got 3"),
+        ({"branches": Path("nowhere")}, FileNotFoundError, "nowhere contains no branches"),
+        ({"world": "drift"}, TypeError, "world must be a World; got 'drift'"),
+        ({"families": 1.5}, ValueError, "families must be a whole number of at least 2; got 1.5"),
+        ({"families": True}, ValueError, "families must be a whole number .* got True"),
+        ({"seed": -1}, ValueError, "seed must be a whole number of at least 0; got -1"),
+    ],
+)
+def test_wrong_arguments_are_explained(arguments, error, message, sound_set):
+    with pytest.raises(error, match=message):
+        cqm.audit(**{"branches": sound_set, "world": set_world(), **arguments})

@@ -4,10 +4,11 @@ import threading
 import numpy as np
 import pytest
 from support.worlds import ToyWorld
+from support.wrong_worlds import UNUSUAL, WRONG_WORLDS, drift_world
 
 from cqm.worlds.check import Check, Report, check_world
 from cqm.worlds.contract import VECTORISE, Rollout, Status, World
-from cqm.worlds.nuisance import NuisanceWorld
+from cqm.worlds.nuisance import Nuisance, NuisanceWorld
 
 
 def changed(**members):
@@ -116,7 +117,6 @@ def test_a_sound_world_passes_every_check():
         "toy (cloned by copy)\n"
         "  ok    declaration\n"
         "  ok    runs                                      16 states, 64 steps\n"
-        "  ok    arguments are not changed\n"
         "  ok    the same generator gives the same states\n"
         "  ok    the same generator gives the same noise\n"
         "  ok    clone fidelity and shared noise\n"
@@ -129,6 +129,7 @@ def test_a_sound_world_passes_every_check():
         "  ok    batch order does not matter\n"
         "  ok    batch size does not matter\n"
         "  ok    threads do not matter\n"
+        "  ok    rollouts leave their arguments alone\n"
         "  ok    global random generators are not used"
     )
 
@@ -183,7 +184,7 @@ def test_a_sound_world_passes_every_check():
         ),
         (
             destructive(),
-            "arguments are not changed",
+            "rollouts leave their arguments alone",
             "rollout changes the states that it is given; let it copy them",
         ),
         (restless(), "observing changes nothing", "observe changes the states that it is given"),
@@ -286,3 +287,124 @@ def test_report_prints_a_table_and_is_false_when_a_check_failed():
     assert not report
     assert str(report) == ("mine (cloned by copy)\n  ok    short\n  FAIL  longer name  it broke")
     assert Report("mine (cloned by copy)", checks[:1])
+
+
+CAUGHT_BY = {
+    "SharedBuffer": "later calls leave earlier results alone",
+    "SharedObservation": "later calls leave earlier results alone",
+    "HiddenState": "clone fidelity and shared noise",
+    "LostWarmStart": "stored states give the same rollouts",
+    "LateTime": "state is complete",
+    "Switch": "threads do not matter",
+    "Clock": "clone fidelity and shared noise",
+    "RareRandomness": "clone fidelity and shared noise",
+    "GlobalNoise": "global random generators are not used",
+    "GlobalReset": "the same generator gives the same states",
+    "SameStates": "the same generator gives the same states",
+    "SameNoise": "the same generator gives the same noise",
+    "OnePath": "the same generator gives the same noise",
+    "OwnNoise": "the same generator gives the same noise",
+    "BatchMean": "batch size does not matter",
+    "LargeBatch": "batch size does not matter",
+    "Thread": "threads do not matter",
+    "SharedScratch": "threads do not matter",
+    "InPlaceState": "rollouts leave their arguments alone",
+    "InPlaceNoise": "rollouts leave their arguments alone",
+    "InPlaceControls": "rollouts leave their arguments alone",
+    "CountedObservation": "observing changes nothing",
+    "BatchObservation": "observing changes nothing",
+    "FinalMatters": "skipping final states changes nothing",
+    "SinglePrecision": "stored states give the same rollouts",
+    "FlickeringFailure": "state is complete",
+}
+
+
+@pytest.mark.parametrize("make_world", WRONG_WORLDS, ids=lambda world: world.__name__)
+def test_subtly_wrong_worlds_are_caught(make_world):
+    for seed in range(3):
+        report = check_world(make_world(), seed=seed)
+        failed = {check.name for check in report.checks if not check.passed}
+        assert CAUGHT_BY[make_world.__name__] in failed, str(report)
+
+
+@pytest.mark.parametrize("name", UNUSUAL)
+def test_unusual_worlds_pass(name):
+    report = check_world(UNUSUAL[name].make_world(), seed=1)
+    assert report, str(report)
+
+
+def test_rare_randomness_is_found_at_the_stated_rate():
+    """One step in 1,300 is found with probability 0.9999, one in 20,000 about every other time."""
+
+    def found(steps, seed):
+        rng = np.random.default_rng(seed)
+
+        def spoil(features, final):
+            return features + (rng.random((*features.shape[:2], 1)) < 1 / steps)
+
+        return not check_world(after_rollout(spoil), seed=seed)
+
+    assert all(found(1300, seed) for seed in range(8))
+    assert 1 <= sum(found(20_000, seed) for seed in range(12)) <= 11
+
+
+def test_branches_that_fail_are_a_remark_unless_most_do():
+    report = check_world(UNUSUAL["failures"].make_world())
+    assert report, str(report)
+    assert "7 of 16 branches failed (collecting drops and counts their families)" in str(report)
+    assert "most branches failed: 4 of 6" in str(check_world(failing(), num=6, horizon=5))
+
+
+def test_a_world_that_fails_later_is_checked_with_fewer_steps():
+    world = drift_world(
+        step=lambda x, a, e: np.where(x > 30, np.nan, x + 1.0),
+        initial=lambda num, rng: rng.uniform(0, 1, (num, 2)),
+        features=None,
+    )
+    report = check_world(world)
+    assert report, str(report)
+    assert "16 states, 16 steps" in str(report)
+
+
+def test_a_trace_limits_the_steps():
+    world = drift_world(exogenous=None, trace=np.eye(13, 2), features=None)
+    assert "16 states, 8 steps" in str(check_world(world))
+    with pytest.raises(ValueError, match="fixed_noise describes exogenous"):
+        drift_world(exogenous=None, fixed_noise=True)
+
+
+def test_one_path_for_all_must_be_declared():
+    def path(num, horizon, rng):
+        return np.broadcast_to(np.arange(horizon)[None, :, None] % 7, (num, horizon, 2))
+
+    report = check_world(drift_world(exogenous=path, features=None))
+    assert "declare fixed_noise=True" in str(report)
+    declared = drift_world(exogenous=path, features=None, fixed_noise=True)
+    assert check_world(declared)
+    assert declared.identity()["fixed_noise"] is True
+    assert "fixed_noise" not in drift_world().identity()  # sets of earlier versions go on
+
+
+def test_a_nuisance_does_not_hide_noise_that_ignores_its_generator():
+    same_noise = next(world for world in WRONG_WORLDS if world.__name__ == "SameNoise")
+    world = NuisanceWorld(same_noise(), Nuisance(dimension=2))
+    assert "noise is the same for every generator" in str(check_world(world))
+
+
+def test_a_world_may_be_given_by_name():
+    assert str(check_world("cartpole-swingup", num=2, horizon=2)).startswith("cartpole-swingup")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"world": 3}, TypeError, "world must be a World or the name of one; got 3"),
+        ({"num": 0}, ValueError, "num must be a whole number of at least 1; got 0"),
+        ({"num": 1.5}, ValueError, "num must be a whole number of at least 1; got 1.5"),
+        ({"horizon": True}, ValueError, "horizon must be a whole number of at least 1; got True"),
+        ({"seed": -1}, ValueError, "seed must be a whole number of at least 0; got -1"),
+    ],
+)
+def test_wrong_arguments_are_explained(arguments, error, message):
+    with pytest.raises(error, match=message):
+        check_world(**{"world": ToyWorld(), **arguments})
