@@ -93,9 +93,9 @@ def combined_regret(
 ) -> np.ndarray:
     """Regret from estimation error and reward projection together (cor. combined-regret).
 
-    The paper's form is 2Wδ + 4·m_H·ε_r. It counts the projection error of each of the two actions
-    against the reference. The actions are compared with each other, though, and
-    K_a − K_b = M_a − M_b has total variation at most 2·m_H: the tight form is 2Wδ + 2·m_H·ε_r.
+    The paper's form is 2Wδ + 4·m_H·ε_r. It counts the projection error twice, once for each of
+    the two actions compared with the reference. Comparing the actions directly is sharper:
+    K_a − K_b = M_a − M_b has total variation at most 2·m_H, so the tight form is 2Wδ + 2·m_H·ε_r.
 
     >>> float(combined_regret(1.0, 0.5, 0.1, 0.75, None))
     1.8

@@ -256,7 +256,7 @@ def density_ratio(measures: np.ndarray, base: np.ndarray) -> np.ndarray:
 
 
 def outcome_posterior(measures: np.ndarray, reference: Reference = None) -> np.ndarray:
-    """p(A = a | s, Z = z) if A follows ρ and Z the normalised measure of A, by Bayes' rule.
+    """p(A = a | s, Z = z) by Bayes' rule, if A ~ ρ and Z follows the normalised measure of A.
 
     The posterior of an impossible event is set to ρ itself.
 

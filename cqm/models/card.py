@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from cqm.decisions import Calibration
+from cqm.display import counted
 from cqm.models.network import num_parameters
 from cqm.names import counted_actions, shortened
 
@@ -80,7 +81,8 @@ def _network(model: Estimator) -> list[str]:
         return []
     parameters = num_parameters(network) // model.members
     loss = f", final loss {model.losses_[-1]:.4g}" if model.losses_.size else ""
-    return [f"networks: {model.members} with {parameters:,} parameters each{loss}"]
+    each = " each" if model.members > 1 else ""
+    return [f"{counted(model.members, 'network')} with {parameters:,} parameters{each}{loss}"]
 
 
 def _training(name: str, record: dict[str, Any]) -> str:

@@ -46,7 +46,7 @@ class EffectModel(Estimator):
     noise floor when labels are noisy.
 
     Args:
-        method: `direct`, `unrolled`, or `auto`: unrolled whenever the branches allow it.
+        method: `direct`, `unrolled`, or `auto`, which is `unrolled` whenever the branches allow it.
         conditioning: Input preprocessing: `none`, `whiten`, or `effect` (controllable directions
             first).
         decoder_rank: Rank of the shared decoder of `direct`; by default the rank of the training

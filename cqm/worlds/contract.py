@@ -105,7 +105,7 @@ class World(abc.ABC):
             states: `n` states.
             controls: `[n, horizon, controls]`.
             noise: `[n, horizon, noise]` from `sample_noise`.
-            final: Whether to return the states after the last step. Branches do not need them,
+            final: Whether to return the states after the last step. Branching does not need them,
                 and a simulator may be faster without them.
         """
 

@@ -60,8 +60,8 @@ class FunctionWorld(World):
     rows, and a branch must not depend on the other branches in its batch. For the same reason one
     JAX program serves every horizon. The functions receive copies, so they may work in place.
 
-    A row with a NaN in its state or a non-finite feature ends as `Status.NOT_FINITE`; a row on
-    which a function raises an exception ends as `Status.RAISED`. Other rows are unaffected.
+    A row with a NaN in its state or a non-finite feature ends with `Status.NOT_FINITE`; a row on
+    which a function raises an exception ends with `Status.RAISED`. Other rows are unaffected.
 
     Args:
         step: `(state, action, exogenous) -> next state`. A state is an array `[n, ...]` or a dict
@@ -151,7 +151,7 @@ class FunctionWorld(World):
         return _conform("initial", states, like)
 
     def observe(self, states: States) -> np.ndarray:
-        """Observations `[n, observations]` of states."""
+        """Observations of the states, `[n, observations]`."""
         observations = np.empty((num_states(states), len(self.observation_names)))
         for rows, filled in padded_blocks(len(observations), self.block_size):
             observations[rows] = self._observe_block(take(states, filled))[: len(rows)]

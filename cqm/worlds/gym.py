@@ -105,7 +105,7 @@ class GymWorld(World):
         return stack([self._start(int(seed)) for seed in rng.integers(2**31, size=num)])
 
     def observe(self, states: States) -> np.ndarray:
-        """Observations `[n, observations]` of states; the last one marks terminated states."""
+        """Observations of the states, `[n, observations]`; the last marks terminated states."""
         return np.column_stack([states["observation"], states["terminated"]])
 
     def sample_noise(self, num: int, horizon: int, rng: np.random.Generator) -> np.ndarray:

@@ -133,7 +133,7 @@ class MujocoWorld(World):
         return {"physics": physics, "warmstart": warmstart, **extras}
 
     def observe(self, states: States) -> np.ndarray:
-        """Observations `[n, observations]` of states."""
+        """Observations of the states, `[n, observations]`."""
         return self._observation_of(states["physics"], states)
 
     def rollout(

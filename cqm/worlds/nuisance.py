@@ -23,7 +23,7 @@ class Nuisance:
     """Parameters of the autonomous process and of its mixing.
 
     The process runs in single precision, which halves its storage. It is mixed in double
-    precision, in which a shared path cancels exactly.
+    precision, so that a shared path cancels exactly.
     """
 
     dimension: int = 64
