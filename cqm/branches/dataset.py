@@ -13,13 +13,14 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from cqm import storage
 from cqm.branches import shards as shard_files
 from cqm.branches.export import branch_columns, write_parquet
+from cqm.branches.families import Families, in_words, stored_seed
 from cqm.branches.recipe import BLOCK, Recipe
 from cqm.branches.shards import Shard
 from cqm.display import counted, data_frame, html_facts
@@ -28,6 +29,15 @@ from cqm.quotient import Reference, center
 from cqm.worlds.nuisance import mix
 
 Read = Callable[[str], np.ndarray]  # reads an array by name
+
+
+class Part(NamedTuple):
+    """Consecutive families of one shard."""
+
+    shard: Shard
+    start: int
+    stop: int
+    seed: int  # of the collection, which differs between the parts of a combined set
 
 
 class Branches:
@@ -51,7 +61,7 @@ class Branches:
         *,
         mixing: Mapping[str, np.ndarray] | None = None,
         directory: Path | None = None,
-        parts: Sequence[tuple[Shard, int, int]] | None = None,
+        parts: Sequence[Part] | None = None,
     ):
         self.manifest, self.directory = manifest, directory
         self.recipe = Recipe.from_json(manifest["recipe"])
@@ -61,7 +71,10 @@ class Branches:
         self.feature_names = tuple(manifest["feature_names"])
         self.observation_names = tuple(manifest["observation_names"])
         self._shards, self._mixing = list(shards), mixing
-        self._parts = [(s, 0, s.num_families) for s in shards] if parts is None else list(parts)
+        if parts is None:
+            seed = stored_seed(self.recipe.seed)
+            parts = [Part(shard, 0, shard.num_families, seed) for shard in shards]
+        self._parts = list(parts)
 
     @classmethod
     def open(cls, directory: str | Path) -> Branches:
@@ -76,7 +89,7 @@ class Branches:
         )
 
     def __len__(self) -> int:
-        return sum(stop - start for _, start, stop in self._parts)
+        return sum(part.stop - part.start for part in self._parts)
 
     def __repr__(self) -> str:
         recipe, seeds = self.recipe, ", ".join(map(str, self.seeds))
@@ -110,14 +123,15 @@ class Branches:
             raise ValueError(f"branches can only be indexed by slices without a step; got {rows!r}")
         first, last, _ = rows.indices(len(self))
         parts, offset = [], 0
-        for shard, start, stop in self._parts:
+        for part in self._parts:
+            start, stop = part.start, part.stop
             begin = max(start, start + first - offset)
             end = min(stop, start + last - offset)
             if begin < end:
-                parts.append((shard, begin, end))
+                parts.append(part._replace(start=begin, stop=end))
             offset += stop - start
         chosen = copy.copy(self)
-        chosen._parts = parts or [(self._shards[0], 0, 0)]
+        chosen._parts = parts or [self._parts[0]._replace(start=0, stop=0)]
         return chosen
 
     def split(self, test: int | float) -> tuple[Branches, Branches]:
@@ -135,7 +149,7 @@ class Branches:
     def block_starts(self) -> np.ndarray:
         """Positions where blocks start, `[blocks]`; reading one block touches no other."""
         starts, offset = [], 0
-        for _, start, stop in self._parts:
+        for _, start, stop, _ in self._parts:
             aligned = range(start - start % BLOCK, stop, BLOCK)
             starts += [offset + max(begin, start) - start for begin in aligned]
             offset += stop - start
@@ -143,7 +157,7 @@ class Branches:
 
     def fingerprint(self) -> str:
         """Checksum of the set, computed from the stored checksums of its shards."""
-        parts = [(shard.checksum, start, stop) for shard, start, stop in self._parts]
+        parts = [(part.shard.checksum, part.start, part.stop) for part in self._parts]
         content = json.dumps([self.manifest, parts], sort_keys=True)
         return hashlib.sha256(content.encode()).hexdigest()
 
@@ -258,6 +272,21 @@ class Branches:
         return self.array("index")
 
     @property
+    def families(self) -> Families:
+        """The families of the set by seed and index, also if it was combined or sliced."""
+        parts = [
+            Families.of(seed, shard.read("index", slice(start, stop)))
+            for shard, start, stop, seed in self._parts
+        ]
+        return Families.none().union(*parts)
+
+    @property
+    def family_seeds(self) -> np.ndarray:
+        """Seed of the collection of each family, `[n]`; see `cqm.branches.families`."""
+        sizes = [part.stop - part.start for part in self._parts]
+        return np.repeat(np.array([part.seed for part in self._parts], np.int64), sizes)
+
+    @property
     def states(self) -> dict[str, np.ndarray]:
         """Stored simulator states, for `World.restore`."""
         names = [name for name in self.array_names() if name.startswith("state.")]
@@ -276,7 +305,7 @@ class Branches:
         """A stored array as it is, in native coordinates, without the nuisance mixed in."""
         if name not in self.array_names():
             raise ValueError(f"unknown array {name!r}; available: {self.array_names()}")
-        return np.concatenate([s.read(name, slice(a, b)) for s, a, b in self._parts])
+        return np.concatenate([s.read(name, slice(a, b)) for s, a, b, _ in self._parts])
 
     def to_pandas(self) -> Any:
         """A `pandas.DataFrame` with one row per branch; see `cqm.branches.export`."""
@@ -303,7 +332,7 @@ class Branches:
         because the rounding of a matrix product depends on its number of rows.
         """
         results = []
-        for shard, start, stop in self._parts:
+        for shard, start, stop, _ in self._parts:
             begin = start - start % BLOCK
             rows = slice(begin, min(-(-stop // BLOCK) * BLOCK, shard.num_families))
 
@@ -358,15 +387,13 @@ def combine(sets: Sequence[Branches]) -> Branches:
         changes = storage.differences(_comparable(first), _comparable(other))
         if changes:
             raise ValueError("branches of different configurations cannot be combined:\n" + changes)
-    seen: set[tuple[int, int]] = set()
+    seen = Families.none()
     for branches in sets:
-        keys = {(branches.recipe.seed, int(i)) for i in branches.index}
-        if seen & keys:
+        if shared := seen.overlap(branches.families):
             raise ValueError(
-                f"the sets to combine share {len(seen & keys)} states of seed "
-                f"{branches.recipe.seed}; collect them with different seeds"
+                f"the sets to combine share {in_words(shared)}; collect them with different seeds"
             )
-        seen |= keys
+        seen = seen.union(branches.families)
     seeds = {seed for branches in sets for seed in branches.seeds}
     several = {"combined_seeds": sorted(seeds)} if len(seeds) > 1 else {}
     return Branches(

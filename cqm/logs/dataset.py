@@ -20,6 +20,7 @@ from numpy.typing import ArrayLike
 
 from cqm import storage
 from cqm.branches.dataset import Branches, split_size
+from cqm.branches.families import Families
 from cqm.branches.recipe import Continuation, Recipe, draw_actions
 from cqm.display import counted, data_frame, html_facts, named_columns
 from cqm.logs.coverage import Coverage, measure_coverage
@@ -60,6 +61,7 @@ class Logs:
     world: Mapping[str, Any]  # identity of the recorded system
     groups: np.ndarray | None = None  # [n], one number per episode; None if rows are independent
     action_names: tuple[str, ...] = ()  # one per candidate action; by default their indices
+    families: np.ndarray | None = None  # [n, 2], seed and index in branches; None if unknown
 
     def __post_init__(self) -> None:
         check_logs(self)
@@ -198,6 +200,7 @@ class Logs:
             replace(branches.recipe, arms=None, draws=1, states=max(1, num)),
             dict(branches.world),
             action_names=branches.action_names,
+            families=np.stack([branches.family_seeds, branches.index], axis=1),
         )
 
     @classmethod
@@ -357,6 +360,19 @@ class Logs:
         """Whether the features of a step are the observation of the next state."""
         return self.feature_names == self.observation_names
 
+    @property
+    def known_families(self) -> Families:
+        """The families of branches that these logs were made from; none for other logs.
+
+        Logs saved before version 0.3 know only the seed of their branches, so that all families of
+        that seed count. Only logs from branches know their warm-up.
+        """
+        if self.families is not None:
+            return Families.of(*self.families.T)
+        if self.recipe.warmup is not None:
+            return Families.whole_seed(self.recipe.seed)
+        return Families.none()
+
     def _arrays(self) -> dict[str, Any]:
         """The arrays with one row per trajectory."""
         return {name: values for name in AXES if (values := getattr(self, name)) is not None}
@@ -429,6 +445,7 @@ class Logs:
             config["world"],
             arrays.get("groups"),
             tuple(config.get("action_names", ())),
+            arrays.get("families"),
         )
 
 

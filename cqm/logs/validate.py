@@ -21,6 +21,7 @@ AXES = {
     "features": ("n", "horizon", "features"),
     "propensities": ("n", "actions"),
     "groups": ("n",),
+    "families": ("n", "2"),
 }
 
 

@@ -147,8 +147,6 @@ class EffectModel(Estimator):
     ) -> DirectPredictor | UnrolledPredictor:
         if len(branches) == 0:
             raise ValueError("there are no families to learn from")
-        index = branches.index
-        self.families_ = branches.recipe.seed, int(index.min()), int(index.max())
         return _EffectFit(self, branches, options).predictor()
 
     def to_numpy(self) -> Scorer:

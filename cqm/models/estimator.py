@@ -40,6 +40,7 @@ from cqm.models.files import (
 )
 from cqm.models.parameters import Parameters, json_values, read_params
 from cqm.models.predictors import Predictor, restore_predictor
+from cqm.models.provenance import Provenance
 from cqm.models.training import (
     MemberLossFn,
     Source,
@@ -80,7 +81,7 @@ class Estimator(Parameters, abc.ABC):
     # Set by `fit`.
     predictor_: Predictor | None = None
     calibration_: decisions.Calibration | None = None
-    families_: tuple[int, int, int] | None = None  # seed, first and last index learned from
+    provenance_: Provenance | None = None  # what was learned from; None if not stored
     world_: Mapping[str, Any]  # identity of the world
     recipe_: Recipe
     feature_names: tuple[str, ...]
@@ -137,6 +138,7 @@ class Estimator(Parameters, abc.ABC):
         self.versions_ |= {name: version(name) for name in ("jax", "equinox", "optax", "numpy")}
         options = {"directory": directory, "show_progress": show_progress}
         say(f"Learning from {len(data):,} {self.examples}", show_progress)
+        self.provenance_ = Provenance.of(data)
         self.predictor_ = self._learn(data, options)
         return self
 
@@ -265,14 +267,13 @@ class Estimator(Parameters, abc.ABC):
                 raise ValueError(
                     f"calibration branches have {name} {got}; the model learned from {wanted}"
                 )
-        if self.families_ is not None:
-            seed, first, last = self.families_
-            index = branches.index if branches.recipe.seed == seed else np.empty(0)
-            if np.any((index >= first) & (index <= last)):
-                raise ValueError(
-                    f"calibration branches share states of seed {seed} with those that the model "
-                    "learned from; collect them with another seed"
-                )
+        if self.provenance_ is None:
+            raise ValueError(
+                "the model was saved by an earlier version of cqm, without a complete record of "
+                "what it learned from, so held-out branches cannot be told from others; fit it "
+                "again with this version"
+            )
+        self.provenance_.check_held_out(Provenance.of(branches), "calibration branches")
         predicted = self.effect(branches.observations)
         self.calibration_ = decisions.calibrate(predicted, branches.effects())
         return self
@@ -354,6 +355,8 @@ class Estimator(Parameters, abc.ABC):
             arrays["losses"] = self.losses_
         if self.calibration_ is not None:
             arrays |= self.calibration_.to_arrays()
+        if self.provenance_ is not None:
+            arrays |= self.provenance_.to_arrays()
         written = storage.write_pieces(
             directory / MODEL, storage.encode_arrays([arrays], {"kind": f"cqm {self.kind} model"})
         )
@@ -372,7 +375,6 @@ class Estimator(Parameters, abc.ABC):
             "candidate_actions": self.candidate_actions_.tolist(),
             "action_names": list(self.action_names_),
             "num_examples": self.num_examples_,
-            "families": self.families_,
             "versions": self.versions_,
         }
         storage.write_json(directory / CONFIG, config)
@@ -400,11 +402,14 @@ class Estimator(Parameters, abc.ABC):
         model.num_examples_ = next(config[name] for name in names if name in config)
         model.method_ = config.get("method", model.method)
         model.training_, model.notes_ = config.get("training", {}), config.get("notes", [])
-        model.families_, model.versions_ = config.get("families"), config["versions"]
+        model.versions_ = config["versions"]
         arrays = read_model_arrays(directory, config)
         model.losses_ = arrays.pop("losses", np.empty(0))
         model.calibration_ = decisions.Calibration.from_arrays(arrays)
         model.predictor_ = restore_predictor(arrays)
+        model.provenance_ = Provenance.from_arrays(arrays) or Provenance.from_interval(
+            config.get("families"), model.num_examples_
+        )
         return model
 
 
