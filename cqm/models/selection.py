@@ -17,6 +17,7 @@ from cqm.logs.dataset import Logs
 from cqm.models.estimator import Estimator
 from cqm.models.preprocessing import input_coordinates
 from cqm.models.propensities import estimated_propensities, taken_actions
+from cqm.models.provenance import Provenance
 from cqm.models.subspace import later_regressors, visible_subspace
 from cqm.quotient import center
 from cqm.regression import RandomFourierFeatures, fold_numbers, ridge
@@ -41,7 +42,8 @@ def held_out_scores(
     """Score fitted estimators on logs that none of them learned from.
 
     All estimators share one set of baselines, weights and propensities, so they are compared on the
-    same residuals.
+    same residuals. Each estimator remembers that these logs may have chosen it, so that branches
+    with the same states cannot calibrate it.
 
     Args:
         estimators: Fitted estimators by name.
@@ -49,6 +51,10 @@ def held_out_scores(
         seed: Random seed for the baseline's Fourier features.
     """
     logs.coverage().check()
+    scored_on = Provenance.of(logs)
+    for estimator in estimators.values():
+        if estimator.provenance_ is not None:
+            estimator.provenance_ = estimator.provenance_.union(scored_on)
     folds = fold_numbers(len(logs), _FOLDS, logs.groups)
     taken = taken_actions(logs)
     basis = visible_subspace(logs).measures

@@ -376,7 +376,9 @@ def test_combine_joins_parts_of_one_set(ragged):
 
 def test_combine_refuses_the_same_states_twice():
     first, second = (collect(plane_world(), states=20, seed=seed) for seed in (1, 2))
-    with pytest.raises(ValueError, match="share 20 families of seed 1; collect them with different"):
+    with pytest.raises(
+        ValueError, match="share 20 families of seed 1; collect them with different"
+    ):
         combine([first, second, first])
     with pytest.raises(ValueError, match="share 5 families of seed 1"):
         combine([first[:15], first[10:]])
