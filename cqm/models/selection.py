@@ -53,8 +53,8 @@ def held_out_scores(
     logs.coverage().check()
     scored_on = Provenance.of(logs)
     for estimator in estimators.values():
-        if estimator.provenance_ is not None:
-            estimator.provenance_ = estimator.provenance_.union(scored_on)
+        if (learned_from := getattr(estimator, "provenance_", None)) is not None:
+            estimator.provenance_ = learned_from.union(scored_on)
     folds = fold_numbers(len(logs), _FOLDS, logs.groups)
     taken = taken_actions(logs)
     basis = visible_subspace(logs).measures
