@@ -1,6 +1,7 @@
 """Nonsense arguments for every public function: each is refused in our words, or works."""
 
 import json
+import os
 import signal
 from pathlib import Path
 
@@ -56,6 +57,9 @@ class Things:
 
     def _logs(self):
         return cqm.Logs.from_branches(self.branches, rng=np.random.default_rng(0))
+
+    def _stored_logs(self):
+        return cqm.Logs.load(self.materials.path("logs"))
 
     def _model(self):
         return cqm.load_model(self.materials.path("model"))
@@ -171,7 +175,10 @@ def entries(t):
 
     return {
         "collect": (collect, {"world": ("world", t.world), **recipe}),
-        "collect out": (collect, {"world": ("world", t.world), "states": ("count", 3)}),
+        "collect out": (
+            collect,
+            {"world": ("world", t.world), "states": ("count", 3), "out": ("wild", out / "set")},
+        ),
         "Recipe": (cqm.Recipe, recipe),
         "Continuation.of": (Continuation.of, {"law": ("wild", "uniform")}),
         "Training": (cqm.Training, training),
@@ -383,7 +390,7 @@ def entries(t):
             held_out_scores,
             {
                 "estimators": ("data", {"a": t.residual}),
-                "logs": ("data", cqm.Logs.load(t.materials.path("logs"))),
+                "logs": ("data", t.stored_logs),
                 "seed": ("seed", 0),
             },
         ),
@@ -565,6 +572,7 @@ def _batch(materials, directory, seed, numbers, file):
     def hang(*_):
         raise Hang
 
+    os.chdir(directory)  # some nonsense is a valid file name
     signal.signal(signal.SIGPROF, hang)
     signal.signal(signal.SIGALRM, hang)
     things = Things(materials, directory)

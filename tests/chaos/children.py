@@ -30,7 +30,8 @@ class Raised:
     kind: str
     message: str
     where: str  # file and line
-    explained: bool  # whether it is a user error raised by a `raise` statement of the library
+    ours: bool  # whether a `raise` statement of the library raised it
+    explained: bool  # whether it is ours, and of a type that stands for a user's mistake
     trace: str
 
     @classmethod
@@ -38,12 +39,13 @@ class Raised:
         file, line = "", 0
         for frame, number in traceback.walk_tb(error.__traceback__):
             file, line = frame.f_code.co_filename, number
-        user_error = isinstance(error, ValueError | TypeError | FileNotFoundError)
+        ours = file.startswith(PACKAGE) and _raises(file, line)
         return cls(
             type(error).__name__,
             str(error),
             f"{file.removeprefix(PACKAGE)}:{line}",
-            user_error and file.startswith(PACKAGE) and _raises(file, line),
+            ours,
+            ours and isinstance(error, ValueError | TypeError | FileNotFoundError),
             "".join(traceback.format_exception(error)),
         )
 

@@ -33,5 +33,5 @@ def _trial(materials, rng, directory):
 
 
 EXPERIMENT = Experiment(
-    "full_disk", "The disk is full while something is saved", 200, 8, one_by_one(_trial)
+    "full_disk", "The disk is full while something is saved", 200, 6, one_by_one(_trial)
 )

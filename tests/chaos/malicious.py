@@ -221,7 +221,7 @@ def _trial(materials, rng, directory):
     if ended.crash:
         return Result(what, "crashed", ended.crash)
     if ended.raised is not None:
-        failure = "" if ended.raised.explained else str(ended.raised)
+        failure = "" if ended.raised.ours else str(ended.raised)
         return Result(what, "unexplained" if failure else "refused", failure)
     if name == "observations":
         return Result(what, "harmless")
@@ -245,4 +245,4 @@ def _read_observations(materials, place):
     return [read_observations(path, ("a", "b", "c")) for path in sorted(place.iterdir())]
 
 
-EXPERIMENT = Experiment("malicious", "A file is malicious", 500, 20, one_by_one(_trial))
+EXPERIMENT = Experiment("malicious", "A file is malicious", 500, 16, one_by_one(_trial))

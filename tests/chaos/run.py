@@ -12,25 +12,32 @@ import jax
 
 import cqm
 
+from . import api, commands, damage, full_disk, kills, malicious, rivals, worlds
 from .materials import Materials
 from .report import write_report
-from .trials import Experiment, run_trials
+from .trials import run_trials
 
-NAMES = ("kills", "damage", "api", "commands", "malicious", "rivals", "full_disk")
-
-
-def experiments() -> dict[str, Experiment]:
-    """All experiments, by name."""
-    modules = [importlib.import_module(f".{name}", __package__) for name in NAMES]
-    return {module.EXPERIMENT.name: module.EXPERIMENT for module in modules}
+EXPERIMENTS = {
+    experiment.name: experiment
+    for experiment in (
+        kills.EXPERIMENT,
+        damage.EXPERIMENT,
+        malicious.EXPERIMENT,
+        rivals.EXPERIMENT,
+        full_disk.EXPERIMENT,
+        api.EXPERIMENT,
+        commands.EXPERIMENT,
+        worlds.WRONG_EXPERIMENT,
+        worlds.UNUSUAL_EXPERIMENT,
+    )
+}
 
 
 def main(args=None):
     """Run experiments, or repeat one trial; returns 1 if a trial failed."""
-    known = experiments()
     parser = argparse.ArgumentParser("chaos", description=__doc__)
     parser.add_argument("--seed", type=int, default=7)
-    parser.add_argument("--only", nargs="+", choices=known, default=list(known))
+    parser.add_argument("--only", nargs="+", choices=EXPERIMENTS, default=list(EXPERIMENTS))
     parser.add_argument("--trials", type=int, help="number of trials per experiment")
     parser.add_argument("--sample", action="store_true", help="as many trials as the tests run")
     parser.add_argument("--out", type=Path, default=Path("runs/chaos"), help="directory of the run")
@@ -44,16 +51,16 @@ def main(args=None):
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     if options.replay:
         name, seed, number = options.replay.split(":")
-        (result,) = known[name].run(materials, int(seed), [int(number)])
+        (result,) = EXPERIMENTS[name].run(materials, int(seed), [int(number)])
         print(f"{result.what}\n{result.outcome}\n{result.failure or 'kept its promise'}")
         return 1 if result.failure else 0
     failures = 0
     for name in options.only:
-        experiment = known[name]
+        experiment = EXPERIMENTS[name]
         num = options.trials or (experiment.sample if options.sample else experiment.trials)
         failures += _run(experiment, materials, options.seed, num)
     if options.report:
-        write_report({name: known[name].title for name in options.only}, materials, options.seed)
+        write_report({name: EXPERIMENTS[name].title for name in options.only}, materials, options.seed)
     return 1 if failures else 0
 
 
