@@ -60,7 +60,8 @@ def main(args=None):
         num = options.trials or (experiment.sample if options.sample else experiment.trials)
         failures += _run(experiment, materials, options.seed, num)
     if options.report:
-        write_report({name: EXPERIMENTS[name].title for name in options.only}, materials, options.seed)
+        titles = {name: EXPERIMENTS[name].title for name in options.only}
+        write_report(titles, materials, options.seed)
     return 1 if failures else 0
 
 

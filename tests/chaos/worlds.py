@@ -71,13 +71,13 @@ WRONG_EXPERIMENT = Experiment(
     "wrong",
     "A world or a set is subtly wrong, and checked",
     5 * len(WRONG),
-    len(WRONG) // 4,
+    len(WRONG),
     _checks(WRONG, passes=False),
 )
 UNUSUAL_EXPERIMENT = Experiment(
     "unusual",
     "A world or a set is unusual but valid, and checked",
     SEEDS * len(VALID),
-    len(VALID) // 4,
+    len(VALID),
     _checks(VALID, passes=True),
 )
