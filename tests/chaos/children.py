@@ -59,6 +59,12 @@ def _raise_lines(file):
     return [(n.lineno, n.end_lineno) for n in ast.walk(tree) if isinstance(n, ast.Raise)]
 
 
+def read_sources():
+    """Read the library's files now; they may be edited while trials run."""
+    for path in Path(PACKAGE).rglob("*.py"):
+        _raise_lines(str(path))
+
+
 def _raises(file, line):
     return any(first <= line <= last for first, last in _raise_lines(file))
 
@@ -142,7 +148,7 @@ class Child:
         output = self._output.read_text(errors="replace") if self._output.exists() else ""
         content = self._result.read_bytes() if self._result.exists() else b""
         self._directory.cleanup()
-        if in_time and os.WIFEXITED(status) and content:
+        if (in_time or kill_after is not None) and os.WIFEXITED(status) and content:
             ended = pickle.loads(content)
             return Ended(ended.value, ended.raised, seconds=seconds, output=output)
         number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else -1

@@ -13,6 +13,7 @@ import jax
 import cqm
 
 from . import api, commands, damage, full_disk, kills, malicious, rivals, worlds
+from .children import read_sources
 from .materials import Materials
 from .report import write_report
 from .trials import run_trials
@@ -89,5 +90,6 @@ def _load_everything():
     for name in ("cqm.cli", "cqm.experiments.job", "cqm.experiments.report", "dm_control.suite"):
         importlib.import_module(name)
     importlib.import_module("cqm.experiments.methods")
+    read_sources()
     if len(os.listdir("/proc/self/task")) > 1:
         sys.exit("chaos: this process has threads, which a fork would lose")
