@@ -13,9 +13,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import hashlib
 import json
 import os
+import platform
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +30,7 @@ import safetensors
 
 SEAL = "seal"  # key of the checksum in a sealed file
 _TEMPORARY = ".partial"
+_LOCK = ".lock"
 _TYPES = {
     np.dtype(np.float64): "F64",
     np.dtype(np.float32): "F32",
@@ -315,6 +319,78 @@ def remove_partial(directory: str | Path) -> None:
     """Remove the temporary files that interrupted writes left behind."""
     for path in Path(directory).glob(f".*{_TEMPORARY}"):
         path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def exclusive(directory: str | Path, *, patience_seconds: float = 30.0) -> Iterator[int]:
+    """Hold a directory that only one process at a time may write to.
+
+    Yields a file descriptor. The directory is held until this block ends and every process that
+    inherited the descriptor has ended, however they end; so a lock never outlives its owners. While
+    another process holds it, this raises; the rest of a process that died is waited for.
+
+    Args:
+        directory: The directory; it is created if it does not exist.
+        patience_seconds: How long to wait for processes whose parent has died.
+    """
+    path, deadline = Path(directory) / _LOCK, time.monotonic() + patience_seconds
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        while (lock := _locked(path)) is None:
+            owner = _owner(path)
+            if _is_alive(owner) or time.monotonic() > deadline:
+                raise ValueError(
+                    f"{directory} is in use by {owner or 'another process'}; wait until it ends, "
+                    "or choose another directory"
+                )
+            time.sleep(0.05)
+    except OSError as error:
+        raise _explained(error, path) from error
+    try:
+        os.truncate(lock, 0)
+        os.write(lock, f"process {os.getpid()} on {platform.node()}".encode())
+        yield lock
+    finally:
+        path.unlink(missing_ok=True)  # before it is released, so that nobody locks a removed file
+        os.close(lock)
+
+
+def _locked(path: Path) -> int | None:
+    """A descriptor of a lock file that is ours now; None if it is another's or was removed."""
+    lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.stat(path), os.fstat(lock)):
+            return lock
+    except (BlockingIOError, FileNotFoundError):
+        pass
+    except BaseException:
+        os.close(lock)
+        raise
+    os.close(lock)
+    return None
+
+
+def _owner(path: Path) -> str:
+    """Who wrote the lock file; empty if it was just created or removed."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return ""
+
+
+def _is_alive(owner: str) -> bool:
+    """Whether a lock's owner runs; those on other machines are taken to."""
+    words = owner.split()
+    if len(words) != 4 or not words[1].isdecimal():
+        return False
+    if words[3] != platform.node():
+        return True
+    try:
+        state = Path(f"/proc/{words[1]}/stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return False
+    return state not in "ZX"  # ended, but its parent has not noticed
 
 
 def _explained(error: OSError, path: Path) -> OSError:

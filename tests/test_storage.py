@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import pickle
+import platform
 from pathlib import Path
 
 import msgspec
@@ -436,3 +437,38 @@ def test_no_changed_byte_of_sealed_arrays_goes_unnoticed(tmp_path):
             }
     assert len(problems) > 0.9 * len(content)
     assert all(str(path) in text and "write it again" in text for text in problems)
+
+
+def test_a_directory_belongs_to_one_process_at_a_time(tmp_path):
+    directory = tmp_path / "new"
+    message = (
+        rf"{directory} is in use by process {os.getpid()} on .*; wait until it ends, or choose"
+    )
+    with storage.exclusive(directory):
+        with pytest.raises(ValueError, match=message), storage.exclusive(directory):
+            pass
+    with storage.exclusive(directory):
+        pass
+    assert list(directory.iterdir()) == []
+
+
+@pytest.mark.parametrize("owner", ["", "process 999999999 on HOST", "nonsense"])
+def test_a_lock_whose_owner_is_dead_is_taken_over(tmp_path, owner):
+    (tmp_path / ".lock").write_text(owner.replace("HOST", platform.node()))
+    with storage.exclusive(tmp_path):
+        assert (tmp_path / ".lock").read_text() == f"process {os.getpid()} on {platform.node()}"
+    assert not (tmp_path / ".lock").exists()
+
+
+def test_an_exception_releases_a_directory(tmp_path):
+    with pytest.raises(KeyError), storage.exclusive(tmp_path):
+        raise KeyError
+    with storage.exclusive(tmp_path):
+        pass
+
+
+def test_a_directory_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match="part of the path is a file"):
+        with storage.exclusive(tmp_path / "file"):
+            pass

@@ -47,8 +47,8 @@ def main(args: Sequence[str] | None = None) -> int:
     try:
         with _plain_output():
             return _run(list(sys.argv[1:] if args is None else args))
-    except KeyboardInterrupt:
-        print("cqm: interrupted; rerun the command to resume", file=sys.stderr)
+    except KeyboardInterrupt as stop:  # which says what was kept, if the command knows
+        print(f"cqm: interrupted; {stop or 'rerun the command to resume'}", file=sys.stderr)
         return 130
     except BrokenPipeError:  # as in `cqm worlds list | head -1`; nobody reads what is still to come
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from cqm.cli.shared import Directory, default
+from cqm.display import counted
 from cqm.progress import say
 
 
@@ -51,7 +52,12 @@ class Reproduce:
         for problem in outcome.problems:
             say(f"failed: {problem}")
         say("Writing the report")
-        print(report.write(out))
+        try:
+            print(report.write(out))
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(
+                f"all results are kept; `cqm report {out}` writes the report"
+            ) from None
         return 1 if outcome.problems else 0
 
 
@@ -66,13 +72,18 @@ class Report:
     """Directory of the run."""
 
     def run(self) -> int:
-        """Write the report; print a summary and the report's path."""
+        """Write the report; print a summary and its path; returns 1 if a record is damaged."""
         say(f"Reading {self.directory}")
         from cqm.experiments import report, studies
 
-        studies.write_records(self.directory)
+        records = studies.publish_all(self.directory)
+        damaged = [record.problem for record in records if record.status == "damaged"]
+        for problem in damaged:
+            say(f"left out: {problem}")
         print(report.write(self.directory))
-        return 0
+        if not records and (others := studies.made_by_other_code(self.directory)):
+            say(f"{counted(len(others), 'job')} made by other code than is installed")
+        return 1 if damaged else 0
 
 
 def _arguments(command: Any) -> list[str]:

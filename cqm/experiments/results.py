@@ -1,12 +1,13 @@
 """The files of a finished run: CSV with fixed columns, and JSON.
 
 The runner writes these files. Tables, figures and the report read nothing else, so they can be
-rebuilt without training.
+rebuilt without training. Files that carry no seal of their own are listed in `checksums.json`.
 """
 
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import math
 import numbers
@@ -14,9 +15,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from cqm.storage import DamagedFileError, read_json, write_pieces
+import msgspec
+
+from cqm import storage
+from cqm.storage import DamagedFileError, write_pieces
 
 Row = dict[str, Any]
 
@@ -74,6 +78,67 @@ FORMER_NAMES = {"logs.csv": {"regret": "regret_share"}}
 """Current names of columns that earlier versions wrote under another name, by file."""
 STUDY_FILES = ("logs-study.json", "logs.json")
 """Settings, versions and failures of the study of logs: the current name, then the former one."""
+CHECKSUMS, JOBS, TIMES = "checksums.json", "jobs.json", "times.json"
+Status = Literal["done", "other code", "unknown code", "missing", "damaged"]
+"""State of a job: done by the code that wrote the tables, by other code, or by code that was not
+recorded; without a record; or with a record that is damaged and was left out."""
+
+
+class RunFile(msgspec.Struct):
+    """`run.json` and `logs-study.json`: settings, versions, commands, failures; sealed since 2."""
+
+    schema: int = 1
+    preset: str = ""
+    commands: list[str] = []
+    protocol: dict[str, Any] = {}
+    study: dict[str, Any] = {}
+    versions: dict[str, str] = {}
+    machine: dict[str, Any] = {}
+    jobs: list[dict[str, str | int]] = []
+    """All jobs that the run has been asked for."""
+    failed: list[dict[str, str | int]] = []
+
+
+class Times(msgspec.Struct):
+    """`times.json`: seconds of core time by part, for the latest call; sealed since 2."""
+
+    schema: int = 1
+    physics: float = 0.0
+    compilation: float = 0.0
+    training: float = 0.0
+    evaluation: float = 0.0
+    rest: float = 0.0
+    wall: float = 0.0
+    jobs: list[dict[str, str | float]] = []
+
+
+class JobState(msgspec.Struct, forbid_unknown_fields=True):
+    """A job, the state of its record, and the digest of the code that made it."""
+
+    job: dict[str, str | int]
+    status: Status
+    code: str | None = None
+
+
+class StudyJobs(msgspec.Struct, forbid_unknown_fields=True):
+    """The jobs of a study, and the digest of the settings in its run file."""
+
+    settings: str
+    jobs: list[JobState]
+
+
+class JobList(msgspec.Struct, forbid_unknown_fields=True):
+    """`jobs.json`: all jobs behind the tables, by study (`benchmark` or `logs`)."""
+
+    schema: int
+    studies: dict[str, StudyJobs]
+
+
+class Checksums(msgspec.Struct, forbid_unknown_fields=True):
+    """`checksums.json`: SHA-256 of the result files that carry no seal of their own."""
+
+    schema: int
+    files: dict[str, str]
 
 
 def write_csv(path: str | Path, rows: Iterable[Mapping[str, Any]], columns: Iterable[str]) -> None:
@@ -154,6 +219,12 @@ class Results:
     study: dict[str, Any] = field(default_factory=dict)
     """Settings, versions and failures of the study of logs."""
     times: dict[str, Any] = field(default_factory=dict)
+    jobs: list[dict[str, Any]] | None = None
+    """All jobs behind the tables, each with `job`, `status` and `code`; None if unknown."""
+
+    def with_status(self, *statuses: Status) -> list[dict[str, Any]]:
+        """The jobs in one of these states."""
+        return [state["job"] for state in self.jobs or () if state["status"] in statuses]
 
     @property
     def failed(self) -> list[dict[str, Any]]:
@@ -222,7 +293,8 @@ class Results:
 def load(directory: str | Path) -> Results:
     """Load the results of the benchmark, of the study of logs, or of both.
 
-    A directory of the benchmark must have `run.json` and `scores.csv`; other files are optional.
+    A directory of the benchmark must have `run.json` and `scores.csv`; other files are optional. A
+    file that was changed is refused; results of versions before 0.3 have no checksums.
     """
     directory = Path(directory)
     scored = (directory / "scores.csv").is_file() or not (directory / "logs.csv").is_file()
@@ -231,6 +303,7 @@ def load(directory: str | Path) -> Results:
             f"{directory} holds no run: run.json is missing; "
             "pass the directory that `cqm reproduce --out` wrote"
         )
+    _verify(directory)
     tables = {
         name.removesuffix(".csv"): read_csv(directory / name, columns, FORMER_NAMES.get(name))
         for name, columns in COLUMNS.items()
@@ -238,11 +311,112 @@ def load(directory: str | Path) -> Results:
     }
     if not tables.get("scores") and not tables.get("logs"):
         raise ValueError(f"{directory / 'scores.csv'} has no rows: no method has been scored yet")
-    run, times, study = (
-        next((read_json(directory / name) for name in names if (directory / name).exists()), {})
-        for names in (["run.json"], ["times.json"], STUDY_FILES)
+    run, times = _read(directory / "run.json", RunFile), _read(directory / TIMES, Times)
+    name = next((n for n in STUDY_FILES if (directory / n).exists()), STUDY_FILES[0])
+    study = _read(directory / name, RunFile)
+    states = None
+    if (directory / JOBS).exists():
+        states = []
+        for part, jobs in _read(directory / JOBS, JobList, sealed_since=1)["studies"].items():
+            if jobs["settings"] != _settings_digest(study if part == "logs" else run):
+                raise DamagedFileError(
+                    f"{directory / (name if part == 'logs' else 'run.json')} does not belong to "
+                    f"these results: its settings differ; {_repair(directory)}"
+                )
+            states += jobs["jobs"]
+    rows = {"scores": [], **tables}
+    return Results(run=run, times=times, study=study, jobs=states, **rows)
+
+
+def write_jobs(
+    directory: Path,
+    study: str,
+    run: Mapping[str, Any],
+    jobs: Sequence[Mapping[str, Any]],
+    tables: Iterable[str],
+) -> None:
+    """Write the list of a study's jobs, and the checksums of the tables made from them.
+
+    Args:
+        directory: The run's directory.
+        study: `benchmark` or `logs`.
+        run: Content of the study's run file.
+        jobs: See `JobState`.
+        tables: Names of the CSV files that have just been written.
+    """
+    studies = {}
+    if (directory / JOBS).exists():
+        studies = _read(directory / JOBS, JobList, sealed_since=1)["studies"]
+    studies[study] = {"settings": _settings_digest(run), "jobs": list(jobs)}
+    storage.write_sealed(directory / JOBS, {"schema": 1, "studies": studies})
+    write_checksums(directory, tables)
+
+
+def write_checksums(directory: Path, changed: Iterable[str] = ()) -> None:
+    """Write `checksums.json`; files that were in it keep their checksum unless named as changed."""
+    listed = _checksums(directory)
+    if listed is None:
+        listed, changed = {}, [*COLUMNS, "run.json", TIMES, *STUDY_FILES]
+    for name in changed:
+        listed.pop(name, None)
+        if (directory / name).exists() and not _is_sealed(directory / name):
+            listed[name] = storage.sha256(directory / name)
+    content = {"schema": 1, "files": dict(sorted(listed.items()))}
+    storage.write_sealed(directory / CHECKSUMS, content)
+
+
+def _is_sealed(path: Path) -> bool:
+    try:
+        return path.suffix == ".json" and storage.SEAL in storage.read_json(path)
+    except DamagedFileError:
+        return False
+
+
+def _checksums(directory: Path) -> dict[str, str] | None:
+    if not (directory / CHECKSUMS).exists():
+        return None
+    repair = f"restore it, or delete it and run `cqm report {directory}` to accept all files"
+    content = storage.read_sealed(directory / CHECKSUMS, Checksums, repair=repair)
+    return dict(content["files"])
+
+
+def _verify(directory: Path) -> None:
+    """Refuse files that are not what `checksums.json` says."""
+    listed = _checksums(directory)
+    if listed is None:
+        return
+    for name in (*listed, *COLUMNS):
+        path, problem = storage.inside(directory, name), ""
+        if not path.exists():
+            problem = "is missing" if name in listed else ""
+        elif name not in listed:
+            problem = f"is not listed in {CHECKSUMS}"
+        elif not _is_sealed(path) and storage.sha256(path) != listed[name]:
+            problem = "was changed: its checksum is wrong"
+        if problem:
+            raise DamagedFileError(f"{path} {problem}; {_repair(directory)}")
+
+
+def _repair(directory: Path) -> str:
+    return (
+        f"run `cqm report {directory}`, which writes the tables again from the records of the "
+        f"jobs; without records, restore the file, or delete {CHECKSUMS} and {JOBS} to accept the "
+        "files as they are"
     )
-    return Results(run=run, times=times, study=study, **{"scores": [], **tables})
+
+
+def _read(path: Path, schema: type[msgspec.Struct], *, sealed_since: int = 2) -> dict[str, Any]:
+    """A JSON file of a run, or nothing if it does not exist."""
+    if not path.exists():
+        return {}
+    repair = "restore it, or delete it and rerun the `cqm reproduce` command, which writes it again"
+    return storage.read_sealed(path, schema, repair=repair, sealed_since=sealed_since)
+
+
+def _settings_digest(run: Mapping[str, Any]) -> str:
+    """A digest of what the jobs of a run have in common, from its run file."""
+    shared = {name: run[name] for name in ("protocol", "study", "versions") if name in run}
+    return hashlib.sha256(storage.canonical_json(shared).encode()).hexdigest()
 
 
 def _cell(value: Any) -> str:

@@ -1,34 +1,41 @@
 """Runs a study: a directory of independent jobs, each done or not.
 
-A job is done when its record exists. Its result does not depend on interruptions or on what runs
-alongside it, so the CSV files made from the records are always the same, byte for byte.
+A job is done when its record exists and is intact. Its result does not depend on interruptions or
+on what runs alongside it, so the CSV files made from the records are always the same, byte for
+byte. A directory belongs to one run at a time, its worker processes included.
 """
 
 from __future__ import annotations
 
 import abc
-import json
 import platform
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import cqm
 from cqm import storage
 from cqm.branches.collect import available_cores
 from cqm.display import counted
+from cqm.experiments import records
+from cqm.experiments.records import Header, JobKey, Record
+from cqm.experiments.results import TIMES, write_checksums
 from cqm.experiments.workers import run_side_by_side
 from cqm.progress import progress, say
 
-JobKey = dict[str, Any]  # JSON values that name a job within its study
 _VERSIONS = ("dm_control", "equinox", "jax", "jaxlib", "mujoco", "numpy", "optax", "scipy")
+_SHOWN = 5  # jobs that a message names
 
 
 class Study(abc.ABC):
     """What to run; it is sent to worker processes, so it must be plain data."""
+
+    name: ClassVar[str]
+    schema: ClassVar[type[Header]]
+    """Names and types of the entries of a record."""
 
     @abc.abstractmethod
     def run_file(self, directory: Path) -> Path:
@@ -54,17 +61,35 @@ class Study(abc.ABC):
     def record_file(self, directory: Path, job: JobKey) -> Path:
         """Where the record of a job is written."""
 
+    @abc.abstractmethod
+    def record_files(self, directory: Path) -> dict[Path, JobKey | None]:
+        """All records in a directory, and the job that each file is named after, if it is."""
+
+    @abc.abstractmethod
+    def place(self, job: JobKey) -> tuple[Any, ...]:
+        """A sort key: where the rows of a job stand in the CSV files."""
+
+    @abc.abstractmethod
+    def misfit(self, job: JobKey, content: Mapping[str, Any]) -> str:
+        """Why a record that fits the schema cannot be this job's; empty if it can."""
+
+    @abc.abstractmethod
+    def code(self, job: JobKey) -> str | None:
+        """A digest of the installed code that the job would run; None if it is not installed."""
+
     def prepare(self, directory: Path, jobs: Sequence[JobKey], show_progress: bool | None) -> None:
         """Prepare what several jobs share, before any of them starts."""
         return None
 
     @abc.abstractmethod
     def do(self, directory: Path, job: JobKey) -> dict[str, Any]:
-        """Run one job in its own process; returns its record."""
+        """Run one job in its own process; returns the rows of its record."""
 
     @abc.abstractmethod
-    def write_tables(self, directory: Path) -> None:
-        """Write the CSV files from the records of all jobs that are done."""
+    def write_tables(
+        self, directory: Path, done: Sequence[tuple[JobKey, Mapping[str, Any]]]
+    ) -> list[str]:
+        """Write the CSV files from the records of all jobs that are done; returns their names."""
 
 
 @dataclass(frozen=True)
@@ -95,85 +120,145 @@ def run_study(
         command: How to repeat the run, for the record.
         show_progress: See `cqm.progress.progress`.
     """
-    directory, started, cores = Path(directory), time.monotonic(), available_cores()
+    directory = Path(directory)
+    try:
+        with storage.exclusive(directory) as lock:
+            return _run(study, directory, lock, command, show_progress)
+    except KeyboardInterrupt as stop:
+        done = stop.args[0] if stop.args else "no job was started"
+        raise KeyboardInterrupt(f"{done}; rerun the command to resume {directory}") from None
+
+
+def _run(
+    study: Study, directory: Path, lock: int, command: str, show_progress: bool | None
+) -> Outcome:
+    started, cores = time.monotonic(), available_cores()
+    for path in (directory, *(path for path in directory.rglob("*") if path.is_dir())):
+        storage.remove_partial(path)
     run = _begin(study, directory, command)
     jobs = study.jobs()
-    missing = [job for job in jobs if not study.record_file(directory, job).exists()]
-    say(f"{len(missing)} of {counted(len(jobs), 'job')} to run in {directory}", show_progress)
-    study.prepare(directory, missing, show_progress)
-    prepared, failed = time.monotonic() - started, []
-    tasks = [(study, str(directory), job) for job in missing]
+    found = [record for record in records.review(study, directory) if record.job in jobs]
+    missing = [job for job in jobs if job in [r.job for r in found if not r.is_done]]
+    _say_what_is_there(directory, found, show_progress)
+    failed: list[dict[str, Any]] = []
+    num_ended = 0
+    try:
+        study.prepare(directory, missing, show_progress)
+        prepared = time.monotonic() - started
+        settings = {name: run[name] for name in (*study.settings(), "versions")}
+        tasks = [(study, str(directory), job, settings) for job in missing]
 
-    def started_fn(task: tuple[Study, str, JobKey]) -> None:
-        say(f"started {_name(task[2])}", show_progress)
+        def started_fn(task: _Task) -> None:
+            say(f"started {_name(task[2])}", show_progress)
 
-    with progress("jobs", len(missing), unit="jobs", show=show_progress) as advance:
-        for (_, _, job), problem in run_side_by_side(_do_job, tasks, cores, started_fn):
-            say(f"{'failed' if problem else 'finished'} {_name(job)}", show_progress)
-            if problem is not None:
-                failed.append({**job, "error": problem})
-            advance(1)
+        with progress("jobs", len(missing), unit="jobs", show=show_progress) as advance:
+            ends = run_side_by_side(_do_job, tasks, cores, started_fn, inherited=[lock])
+            for (_, _, job, _), problem in ends:
+                say(f"{'failed' if problem else 'finished'} {_name(job)}", show_progress)
+                if problem is not None:
+                    failed.append({**job, "error": problem})
+                num_ended += 1
+                advance(1)
+    except KeyboardInterrupt:
+        done = len(jobs) - len(missing) + num_ended - len(failed)
+        raise KeyboardInterrupt(
+            f"{done} of {counted(len(jobs), 'job')} done and kept" if done else "no job is done"
+        ) from None
     # Failures of earlier calls stay, unless the job was tried again.
     earlier = [f for f in run["failed"] if {k: f[k] for k in f if k != "error"} not in jobs]
-    storage.write_json(study.run_file(directory), {**run, "failed": [*earlier, *failed]})
-    study.write_tables(directory)
-    _write_times(study, directory, missing, prepared, time.monotonic() - started, len(cores))
+    run["failed"] = [*earlier, *failed]
+    storage.write_sealed(study.run_file(directory), run)
+    ended = [record for record in records.publish(study, directory) if record.job in missing]
+    _write_times(directory, ended, prepared, time.monotonic() - started, len(cores))
     return Outcome(directory, len(jobs) - len(failed), tuple(failed))
+
+
+def _say_what_is_there(directory: Path, found: Sequence[Record], show: bool | None) -> None:
+    """What a run starts from, and which of its records are damaged or made by other code."""
+    total = counted(len(found), "job")
+    done = sum(record.is_done for record in found)
+    if done:
+        what = "resuming" if done < len(found) else "nothing to run in"
+        say(f"{what} {directory}: {done} of {total} done", show)
+    else:
+        say(f"{total} to run in {directory}", show)
+    for record in found:
+        if record.status == "damaged":
+            say(f"running {_name(record.job)} again: {record.problem}", show)
+    if others := [record.job for record in found if record.status == "other code"]:
+        say(
+            f"{counted(len(others), 'job')} kept that other code made: {names(others)}; to run "
+            "them again, delete their records or choose another directory",
+            show,
+        )
 
 
 def _begin(study: Study, directory: Path, command: str) -> dict[str, Any]:
     """Write the run file; refuse a directory that holds a run with other settings or versions."""
-    path = study.run_file(directory)
     versions = {name: version(name) for name in _VERSIONS}
     versions |= {"cqm": cqm.__version__, "python": platform.python_version()}
     fixed = {**study.settings(), "versions": versions}
-    stored = storage.read_json(path) if path.exists() else {}
-    if stored:
-        old = study.upgraded({name: stored.get(name, {}) for name in fixed})
-        if changes := storage.differences(_as_json(old), _as_json(fixed)):
+    stored = records.read_run(study, directory)
+    # Intact records know the settings too, if the run file was lost.
+    known = [r.content["settings"] for r in _sealed(study, directory)] if not stored else [stored]
+    for settings in known:
+        old, new = (records.settings_of(study, part) for part in (settings, fixed))
+        if changes := storage.differences(old, new):
             raise ValueError(
                 f"{directory} holds a run with different settings or versions:\n{changes}\n"
                 "choose another directory, or rerun its command with the same versions"
             )
     commands = dict.fromkeys([*stored.get("commands", []), *([command] if command else [])])
     machine = {"cores": len(available_cores()), "platform": platform.platform()}
-    run = {**study.notes(), "commands": list(commands), **fixed, "machine": machine}
+    asked = [*stored.get("jobs", []), *study.jobs()]
+    run = {"schema": records.SCHEMA, **study.notes(), "commands": list(commands), **fixed}
+    run |= {
+        "machine": machine,
+        "jobs": [job for i, job in enumerate(asked) if job not in asked[:i]],
+    }
     run["failed"] = stored.get("failed", [])
-    directory.mkdir(parents=True, exist_ok=True)
-    storage.write_json(path, run)
+    storage.write_sealed(study.run_file(directory), run)
     return run
 
 
-def _as_json(value: Any) -> Any:
-    return json.loads(storage.canonical_json(value))
+def _sealed(study: Study, directory: Path) -> list[Record]:
+    """Intact records that know their settings."""
+    return [r for r in records.review(study, directory) if r.is_done and "settings" in r.content]
+
+
+def names(jobs: Sequence[JobKey]) -> str:
+    """Some jobs for a message, which names the first few.
+
+    >>> names([{"domain": "walker-walk", "seed": seed} for seed in range(7)][:1])
+    'domain walker-walk, seed 0'
+    """
+    text = "; ".join(map(_name, jobs[:_SHOWN]))
+    return text if len(jobs) <= _SHOWN else f"{text}; and {len(jobs) - _SHOWN} more"
 
 
 def _name(job: JobKey) -> str:
     return ", ".join(f"{key} {value}" for key, value in job.items())
 
 
-def _do_job(task: tuple[Study, str, JobKey]) -> None:
-    study, directory, job = task[0], Path(task[1]), task[2]
-    storage.write_json(study.record_file(directory, job), study.do(directory, job))
+_Task = tuple[Study, str, JobKey, dict[str, Any]]
+
+
+def _do_job(task: _Task) -> None:
+    study, directory, job, settings = task
+    # In the worker, which imports the code that it digests.
+    records.write_record(study, Path(directory), job, settings, study.code(job) or "")
 
 
 def _write_times(
-    study: Study,
-    directory: Path,
-    jobs: Sequence[JobKey],
-    prepared: float,
-    wall: float,
-    num_cores: int,
+    directory: Path, ended: Sequence[Record], prepared: float, wall: float, num_cores: int
 ) -> None:
     """How all cores spent their time, if the records say; the remainder is start-up and waiting."""
-    rows = []
-    for job in jobs:
-        path = study.record_file(directory, job)
-        if path.exists() and (seconds := storage.read_json(path).get("seconds")):
-            rows.append({**job, **seconds})
+    rows = [{**r.job, **r.content["seconds"]} for r in ended if r.content.get("seconds")]
     if rows:
         parts = {"physics": prepared * num_cores}
         for name in ("compilation", "training", "evaluation"):
             parts[name] = sum(row[name] for row in rows)
         parts["rest"] = wall * num_cores - sum(parts.values())
-        storage.write_json(directory / "times.json", {**parts, "wall": wall, "jobs": rows})
+        content = {"schema": 2, **parts, "wall": wall, "jobs": rows}
+        storage.write_sealed(directory / TIMES, content)
+        write_checksums(directory, [TIMES])

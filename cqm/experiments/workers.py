@@ -12,6 +12,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from multiprocessing import reduction
 from multiprocessing.connection import Connection, wait
 from typing import Any, TypeVar
 
@@ -23,6 +24,7 @@ def run_side_by_side(
     tasks: Sequence[T],
     cores: Sequence[int],
     started_fn: Callable[[T], None] = lambda task: None,
+    inherited: Sequence[int] = (),
 ) -> Iterator[tuple[T, str | None]]:
     """Run all tasks, as many at a time as there are cores.
 
@@ -33,6 +35,8 @@ def run_side_by_side(
         tasks: The tasks, in the order in which they start.
         cores: The cores to use; one process runs on each.
         started_fn: Called with each task when it starts.
+        inherited: File descriptors that the processes keep open, such as that of a lock, which is
+            then held for as long as any of them runs.
     """
     waiting = list(reversed(tasks))
     workers: dict[Connection, _Worker] = {}
@@ -43,7 +47,7 @@ def run_side_by_side(
 
     try:
         for core in cores[: len(tasks)]:
-            worker = _Worker(work_fn, core)
+            worker = _Worker(work_fn, core, inherited)
             workers[worker.connection] = worker
             begin(worker)
         while workers:
@@ -54,7 +58,7 @@ def run_side_by_side(
                 if problem is not None and not worker.process.is_alive():
                     del workers[ready]
                     if waiting:
-                        worker = _Worker(work_fn, worker.core)
+                        worker = _Worker(work_fn, worker.core, inherited)
                         workers[worker.connection] = worker
                 if waiting:
                     begin(worker)
@@ -70,19 +74,23 @@ def run_side_by_side(
 class _Worker:
     """A process and its current task."""
 
-    def __init__(self, work_fn: Callable[[Any], None], core: int):
+    def __init__(self, work_fn: Callable[[Any], None], core: int, inherited: Sequence[int]):
         context = multiprocessing.get_context("spawn")
         self.core = core
         self.task: Any = None
         self.connection, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(work_fn, theirs), daemon=True)
-        # The child must be pinned before it imports anything that counts cores.
+        kept = [_Descriptor(descriptor) for descriptor in inherited]
+        self.process = context.Process(target=_serve, args=(work_fn, theirs, kept), daemon=True)
+        # The child must be pinned before it imports anything that counts cores, and must not see
+        # an interrupt, which is left to this process, before it can ignore it.
         before = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
         if before is not None:
             os.sched_setaffinity(0, {core})
+        signals = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             self.process.start()
         finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, signals)
             if before is not None:
                 os.sched_setaffinity(0, before)
         theirs.close()
@@ -106,7 +114,23 @@ class _Worker:
         self.connection.close()
 
 
-def _serve(work_fn: Callable[[Any], None], connection: Connection) -> None:
+class _Descriptor:
+    """A file descriptor that is duplicated for a process when it is sent to it."""
+
+    def __init__(self, descriptor: int):
+        self.descriptor = descriptor
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _received, (reduction.DupFd(self.descriptor),)
+
+
+def _received(duplicate: Any) -> _Descriptor:
+    return _Descriptor(duplicate.detach())
+
+
+def _serve(
+    work_fn: Callable[[Any], None], connection: Connection, inherited: Sequence[_Descriptor]
+) -> None:
     # Interrupts are left to the parent, and the worker must not outlive it.
     os.environ.setdefault("MUJOCO_GL", "disable")  # nothing is rendered; servers have no display
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from cqm import storage
 from cqm.branches.collect import available_cores
 from cqm.experiments.workers import run_side_by_side
 
@@ -140,3 +141,38 @@ def test_workers_end_when_their_parent_is_killed(tmp_path):
     parent.kill()
     parent.wait()
     assert has_ended(child)
+
+
+def test_workers_keep_what_they_inherit(tmp_path):
+    """A lock is held until the last worker has ended, even if the parent is killed before."""
+    code = (
+        "import os, sys, time\n"
+        "from pathlib import Path\n"
+        "from cqm import storage\n"
+        "from cqm.branches.collect import available_cores\n"
+        "from cqm.experiments import workers\n"
+        "def hang(task):\n"
+        "    workers.os._exit = time.sleep  # it does not notice that its parent is gone\n"
+        "    Path(task).write_text(str(os.getpid()))\n"
+        "    time.sleep(600)\n"
+        "if __name__ == '__main__':\n"
+        "    with storage.exclusive(sys.argv[1]) as lock:\n"
+        "        mark = sys.argv[1] + '/mark'\n"
+        "        cores = available_cores()[:1]\n"
+        "        list(workers.run_side_by_side(hang, [mark], cores, inherited=[lock]))\n"
+    )
+    script, run = tmp_path / "parent.py", tmp_path / "run"
+    script.write_text(code)
+    parent = subprocess.Popen([sys.executable, str(script), str(run)])
+    child = wait_for_pid(run / "mark")
+    message = rf"run is in use by process {parent.pid} on "
+    with pytest.raises(ValueError, match=message), storage.exclusive(run):
+        pass  # the parent lives
+    parent.kill()
+    parent.wait()
+    with pytest.raises(ValueError, match=message), storage.exclusive(run, patience_seconds=0.2):
+        pass  # its worker lives
+    os.kill(child, signal.SIGKILL)
+    with storage.exclusive(run):
+        assert (run / ".lock").read_text().startswith(f"process {os.getpid()} on ")
+    assert not (run / ".lock").exists()

@@ -6,6 +6,7 @@ Nothing heavy is imported here, so that tables and figures can read titles and c
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -52,10 +53,15 @@ class Method:
         """Whether it predicts a vector per action, so that an effect error is defined."""
         return self.predicts != "scores"
 
+    @property
+    def module(self) -> str:
+        """Full name of the module of its class."""
+        return importlib.util.resolve_name(self.factory.partition(":")[0], __package__)
+
     def fit(self, task: Task) -> Predictor:
         """Import the method's class and fit it to a task."""
-        module, _, name = self.factory.partition(":")
-        predictor: Predictor = getattr(importlib.import_module(module, __package__), name)(task)
+        name = self.factory.partition(":")[2]
+        predictor: Predictor = getattr(importlib.import_module(self.module), name)(task)
         return predictor
 
 

@@ -12,9 +12,10 @@ from typing import Any
 
 from cqm.experiments.drawing import Picture
 from cqm.experiments.rendering import MARKS, Cell, CellRow, Section, Table
+from cqm.experiments.report.states import MEANING, group_of, states
 from cqm.experiments.report.verdict import findings, headline, missing
 from cqm.experiments.results import Results
-from cqm.experiments.scores import domain_title, title_of
+from cqm.experiments.scores import domain_title
 
 PARTS = ("physics", "compilation", "training", "evaluation", "rest")
 _MEANING = {
@@ -231,18 +232,16 @@ def _run(results: Results) -> Iterator[str]:
     if left := missing(results):
         jobs = (f"{name} ({num} {'job' if num == 1 else 'jobs'})" for name, num in left.items())
         yield f"<p>Not finished yet in this preset: {escape(', '.join(jobs))}.</p>"
+    yield from _states(results)
     if results.failed:
         yield "<h3>Failed jobs</h3><div class='scroll' tabindex='0' role='region' "
         yield "aria-label='Failed jobs'><table><thead><tr><th>Domain</th><th>Seed</th>"
         yield "<th>Method</th><th>Error</th></tr></thead><tbody>"
         for job in results.failed:
-            method = title_of(str(job.get("method", "")))
-            if "behaviour" in job:  # a setting of the study of logs
-                method = f"{job['behaviour']} logs, nuisance {job.get('nuisance')}"
             words = (
                 domain_title(str(job.get("domain", ""))),
                 str(job.get("seed", "")),
-                method,
+                group_of(job),
                 str(job.get("error", "")),
             )
             yield f"<tr>{''.join(f'<td>{escape(word)}</td>' for word in words)}</tr>"
@@ -260,6 +259,22 @@ def _run(results: Results) -> Iterator[str]:
         if values:
             rows = "".join(f"<dt>{escape(a)}</dt><dd>{escape(b)}</dd>" for a, b in values)
             yield f"<h3>{title}</h3><dl>{rows}</dl>"
+
+
+def _states(results: Results) -> Iterator[str]:
+    """Which jobs are missing, damaged or made by other code."""
+    if results.jobs is None:
+        yield "<p>The code that made these results was not recorded.</p>"
+    elif not (found := states(results)):
+        yield f"<p>All {len(results.jobs)} jobs were run by the code that wrote the tables.</p>"
+    else:
+        yield "<h3>Jobs to look at</h3><div class='scroll' tabindex='0' role='region' "
+        yield "aria-label='Jobs to look at'><table><thead><tr><th>Method</th><th>State</th>"
+        yield "<th>Domains and seeds</th></tr></thead><tbody>"
+        for group, status, where in found:
+            words = (group, MEANING[status], where)
+            yield f"<tr>{''.join(f'<td>{escape(word)}</td>' for word in words)}</tr>"
+        yield "</tbody></table></div>"
 
 
 def _times(times: dict[str, Any]) -> Iterator[str]:

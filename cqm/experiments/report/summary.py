@@ -6,11 +6,12 @@ import math
 from collections.abc import Sequence
 
 from cqm.experiments.rendering import MARKS, Cell, Table
+from cqm.experiments.report.states import lines
 from cqm.experiments.results import Results
 
 
 def summary(results: Results, tables: Sequence[Table]) -> str:
-    """Accuracy next to the paper's, and errors of effects from logs, from the tables of a run."""
+    """Accuracy next to the paper's, errors of effects from logs, and jobs to look at."""
     by_name = {table.name: table for table in tables}
     parts = []
     if "accuracy" in by_name:
@@ -19,6 +20,8 @@ def summary(results: Results, tables: Sequence[Table]) -> str:
         parts.append("none of the paper's methods has finished\n")
     if "ordinary" in by_name:
         parts.append(_errors(by_name["ordinary"]))
+    if jobs := lines(results):
+        parts.append(jobs)
     return "\n".join(parts)
 
 

@@ -11,6 +11,7 @@ from cqm.experiments.figures import DIAGNOSED, diagnosis
 from cqm.experiments.intervals import Estimate
 from cqm.experiments.protocol import PRESETS, preset
 from cqm.experiments.report.overview import accuracies, logged
+from cqm.experiments.report.states import sentence
 from cqm.experiments.results import Results
 from cqm.experiments.scores import (
     MEASURES,
@@ -59,6 +60,8 @@ def scope(results: Results) -> str:
         text = f"Effects learned from ordinary trajectories and from branches on {where}."
     if num := len(results.failed):
         text += f" {_count(num, 'job')} failed, as listed at the end."
+    if others := sentence(results):
+        text += f" {others} The end of the page lists them."
     return text
 
 

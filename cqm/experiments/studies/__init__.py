@@ -1,12 +1,48 @@
 """Studies that can be run: the paper's benchmark, and effects from logs."""
 
+from __future__ import annotations
+
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from cqm.experiments.records import Record
+    from cqm.experiments.runner import Study
 
 
-def write_records(directory: str | Path) -> None:
-    """Write the CSV files of every study in a directory from the records of its finished jobs."""
-    from cqm.experiments.studies.benchmark import write_scores
-    from cqm.experiments.studies.logs import write_logs
+def publish_all(directory: str | Path) -> list[Record]:
+    """Write the CSV files of every study in a directory from the records of its finished jobs.
 
-    write_scores(Path(directory))
-    write_logs(Path(directory))
+    Returns all jobs. Results without records and without checksums, as earlier versions wrote them,
+    are given checksums.
+    """
+    from cqm.experiments.records import publish
+    from cqm.experiments.results import CHECKSUMS, write_checksums
+
+    directory = Path(directory)
+    found = [record for study in _all() for record in publish(study, directory)]
+    if not (directory / CHECKSUMS).exists() and any(directory.glob("*.csv")):
+        write_checksums(directory)
+    return found
+
+
+def made_by_other_code(directory: str | Path) -> list[dict[str, Any]]:
+    """Jobs behind the results in a directory whose code differs from what is installed."""
+    from cqm.experiments.results import load
+
+    benchmark, logs = _all()
+    states = [state for state in load(directory).jobs or [] if state["code"]]
+    return [
+        state["job"]
+        for state in states
+        if (logs if "behaviour" in state["job"] else benchmark).code(state["job"]) != state["code"]
+    ]
+
+
+def _all() -> tuple[Study, Study]:
+    """The studies without any jobs to run."""
+    from cqm.experiments.protocol import Protocol
+    from cqm.experiments.studies.benchmark import Benchmark
+    from cqm.experiments.studies.logs import LogsProtocol, LogsStudy
+
+    return Benchmark(Protocol("", ())), LogsStudy(LogsProtocol())

@@ -1,10 +1,12 @@
 """The paper's benchmark: methods compared on held-out states and rewards.
 
 DIR/
-  run.json                           protocol, versions, commands, failures
+  run.json                           protocol, versions, commands, jobs, failures
   branches/DOMAIN/SEED/{training,test,ceiling}
   jobs/DOMAIN/SEED/METHOD/           checkpoints, and record.json once the job is done
   scores.csv, ceilings.csv, …        combined from the records
+  jobs.json                          the state of every job, and the code that made it
+  checksums.json                     of the CSV files
 """
 
 from __future__ import annotations
@@ -14,17 +16,46 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from cqm import storage
 from cqm.branches.collect import collect
 from cqm.branches.dataset import Branches
+from cqm.experiments.code import code_digest
 from cqm.experiments.methods import METHODS, Method, method_of
 from cqm.experiments.metrics import ceiling_share
 from cqm.experiments.protocol import CEILINGS, DOMAINS, PAPER, Job, Protocol
+from cqm.experiments.records import Header, JobKey
 from cqm.experiments.results import COLUMNS, write_csv
-from cqm.experiments.runner import JobKey, Study
+from cqm.experiments.runner import Study
 from cqm.worlds import load_world
 
 RECORD = "record.json"
+REGISTRY = "cqm.experiments.methods"
+
+
+def _rows(file: str, *keys: str) -> Any:
+    """The schema of a record's rows: the columns of a CSV file without those that name the job."""
+    columns = [
+        (name, float | None if kind is float and file == "scores.csv" else kind)
+        for name, kind in COLUMNS[file].items()
+        if name not in ("domain", "seed", "method", *keys)
+    ]
+    row: Any = msgspec.defstruct("Row", columns, forbid_unknown_fields=True)
+    return list[row]
+
+
+_SCHEMA: Any = msgspec.defstruct(
+    "BenchmarkRecord",
+    [
+        ("scores", _rows("scores.csv", "ceiling_share"), []),
+        *((n, _rows(f"{n}.csv"), []) for n in ("ceilings", "curves", "regret_cdf", "spectrum")),
+        ("alignment", _rows("alignment.csv"), []),
+        ("seconds", dict[str, float], {}),
+    ],
+    bases=(Header,),
+    forbid_unknown_fields=True,
+)
 
 
 @dataclass(frozen=True)
@@ -38,6 +69,9 @@ class Benchmark(Study):
     def __post_init__(self) -> None:
         for method in {job.method for job in self.protocol.jobs()} - {CEILINGS}:
             method_of(method)
+
+    name = "benchmark"
+    schema = _SCHEMA
 
     def run_file(self, directory: Path) -> Path:
         """`run.json`."""
@@ -66,6 +100,40 @@ class Benchmark(Study):
         """`record.json` in the job's directory."""
         return job_directory(directory, Job(**job)) / RECORD
 
+    def record_files(self, directory: Path) -> dict[Path, JobKey | None]:
+        """`jobs/DOMAIN/SEED/METHOD/record.json`."""
+        files: dict[Path, JobKey | None] = {}
+        for path in sorted((directory / "jobs").glob(f"*/*/*/{RECORD}")):
+            domain, seed, method = path.parts[-4:-1]
+            known = domain in DOMAINS and seed.isdecimal() and str(int(seed)) == seed
+            files[path] = asdict(Job(domain, int(seed), method)) if known else None
+        return files
+
+    def place(self, job: JobKey) -> tuple[Any, ...]:
+        """By domain, in the paper's order, then by seed and method."""
+        if "file" in job:
+            return (len(DOMAINS), 0, job["file"])
+        return (DOMAINS.index(job["domain"]), job["seed"], job["method"])
+
+    def misfit(self, job: JobKey, content: Mapping[str, Any]) -> str:
+        """A method has one row of scores, and `ceilings` one row of ceilings."""
+        wanted, other = ("scores", "ceilings")
+        if job["method"] == CEILINGS:
+            wanted, other = other, wanted
+        if len(content.get(wanted, [])) != 1 or content.get(other):
+            return f"a record of {job['method']!r} must have one row of {wanted}"
+        return ""
+
+    def code(self, job: JobKey) -> str | None:
+        """Of the branches, the method and its scores; titles and colours do not count."""
+        modules = [__name__, "cqm.experiments.job"]
+        if job["method"] != CEILINGS:
+            method = self.methods.get(job["method"].partition("+")[0])
+            if method is None:
+                return None  # a method that was added to the registry of another process
+            modules.append(method.module)
+        return code_digest(modules, without=[REGISTRY])
+
     def prepare(self, directory: Path, jobs: Sequence[JobKey], show_progress: bool | None) -> None:
         """Collect the branches that the jobs of a domain and a seed share."""
         for domain, seed in dict.fromkeys((job["domain"], job["seed"]) for job in jobs):
@@ -83,9 +151,11 @@ class Benchmark(Study):
         sets = {n: Branches.open(where / n) for n in self.protocol.branch_sets(own.seed)}
         return do_job(self.protocol, own, sets, job_directory(directory, own))
 
-    def write_tables(self, directory: Path) -> None:
-        """See `write_scores`."""
-        write_scores(directory)
+    def write_tables(
+        self, directory: Path, done: Sequence[tuple[JobKey, Mapping[str, Any]]]
+    ) -> list[str]:
+        """`scores.csv`, `ceilings.csv`, `curves.csv`, …."""
+        return write_scores(directory, [(Job(**job), content) for job, content in done])
 
 
 def job_directory(directory: Path, job: Job) -> Path:
@@ -97,15 +167,13 @@ def _branches_directory(directory: Path, domain: str, seed: int) -> Path:
     return directory / "branches" / domain / str(seed)
 
 
-def write_scores(directory: Path) -> None:
-    """Write the benchmark's CSV files from the records in a directory, if there are any."""
-    if not (directory / "jobs").is_dir():
-        return
+def write_scores(directory: Path, done: Sequence[tuple[Job, Mapping[str, Any]]]) -> list[str]:
+    """Write the benchmark's CSV files from the records of its jobs; returns their names."""
     tables: dict[str, list[dict[str, Any]]] = {
         name: [] for name in ("scores", "ceilings", "curves", "regret_cdf", "spectrum")
     }
     counts: dict[tuple[str, str], dict[tuple[float, float], int]] = {}
-    for job, record in _read_records(directory):
+    for job, record in done:
         for name, rows in tables.items():
             keys = {"domain": job.domain, "seed": job.seed}
             if name in ("scores", "curves", "regret_cdf"):
@@ -120,9 +188,11 @@ def write_scores(directory: Path) -> None:
     ceilings = {(row["domain"], row["seed"]): row for row in tables["ceilings"]}
     for row in tables["scores"]:
         best = ceilings.get((row["domain"], row["seed"]))
-        row["ceiling_share"] = best and ceiling_share(
-            row["accuracy"], best["accuracy_ceiling"], best["actions"]
-        )
+        row["ceiling_share"] = None
+        if best and row["accuracy"] is not None:  # predictions that overflowed have none
+            row["ceiling_share"] = ceiling_share(
+                row["accuracy"], best["accuracy_ceiling"], best["actions"]
+            )
     tables["alignment"] = [
         {"domain": domain, "method": method, "oracle": x, "predicted": y, "count": count}
         for (domain, method), pooled in counts.items()
@@ -130,12 +200,4 @@ def write_scores(directory: Path) -> None:
     ]
     for name, rows in tables.items():
         write_csv(directory / f"{name}.csv", rows, COLUMNS[f"{name}.csv"])
-
-
-def _read_records(directory: Path) -> list[tuple[Job, dict[str, Any]]]:
-    """The records of all jobs that are done, by domain (in the paper's order), seed and method."""
-    found = []
-    for path in sorted((directory / "jobs").glob(f"*/*/*/{RECORD}")):
-        domain, seed, method = path.parts[-4:-1]
-        found.append((Job(domain, int(seed), method), storage.read_json(path)))
-    return sorted(found, key=lambda e: (DOMAINS.index(e[0].domain), e[0].seed, e[0].method))
+    return [f"{name}.csv" for name in tables]

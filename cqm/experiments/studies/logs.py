@@ -4,9 +4,10 @@ The truth is branched under the logs' own behaviour policy. A family of branches
 rollouts as there are actions, so branched models are trained on that many times fewer states.
 
     DIR/
-      logs-study.json                    settings, versions, commands, failures
+      logs-study.json                    settings, versions, commands, jobs, failures
       logs/DOMAIN-NUISANCE-BEHAVIOUR-SEED.json
       logs.csv                           combined from the records
+      jobs.json, checksums.json          as for the benchmark
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 import cqm
@@ -24,9 +26,11 @@ from cqm.branches.dataset import Branches
 from cqm.branches.recipe import Policy, draw_actions
 from cqm.decisions import advantage
 from cqm.experiments import metrics
+from cqm.experiments.code import code_digest
 from cqm.experiments.protocol import DOMAINS, preset
-from cqm.experiments.results import COLUMNS, with_current_names, write_csv
-from cqm.experiments.runner import JobKey, Study
+from cqm.experiments.records import Header, JobKey
+from cqm.experiments.results import COLUMNS, STUDY_FILES, with_current_names, write_csv
+from cqm.experiments.runner import Study
 from cqm.logs.dataset import Logs
 from cqm.models.effect import EffectModel
 from cqm.models.estimator import Estimator
@@ -34,10 +38,17 @@ from cqm.models.hindsight import HindsightModel
 from cqm.models.residual import ResidualModel
 from cqm.models.selection import held_out_scores
 from cqm.models.training import Training
-from cqm.storage import read_json
 from cqm.worlds.contract import World
 
 ESTIMATORS = ("branched", "residual", "residual-unweighted", "hindsight")
+_COLUMNS = [
+    (name, float | None if kind is float else kind) for name, kind in COLUMNS["logs.csv"].items()
+]
+_Row: Any = msgspec.defstruct("_Row", _COLUMNS, forbid_unknown_fields=True)
+
+
+class _Record(Header, kw_only=True, forbid_unknown_fields=True):
+    rows: list[dict[str, str | float | None]]
 
 
 @dataclass(frozen=True)
@@ -89,11 +100,14 @@ class LogsStudy(Study):
     domains: Sequence[str] = DOMAINS
     seeds: Sequence[int] = (7,)
 
+    name = "logs"
+    schema = _Record
+
     def run_file(self, directory: Path) -> Path:
-        """`logs-study.json`; earlier versions called it `logs.json`, which is renamed."""
-        path, earlier = directory / "logs-study.json", directory / "logs.json"
-        if not path.exists() and earlier.exists() and "study" in read_json(earlier):
-            earlier.rename(path)
+        """`logs-study.json`, or `logs.json` in a directory that an earlier version began."""
+        path, earlier = (directory / name for name in STUDY_FILES)
+        if not path.exists() and earlier.exists() and "study" in storage.read_json(earlier):
+            return earlier
         return path
 
     def settings(self) -> dict[str, Any]:
@@ -118,31 +132,54 @@ class LogsStudy(Study):
         """A file named after the job."""
         return directory / "logs" / ("-".join(map(str, job.values())) + ".json")
 
+    def record_files(self, directory: Path) -> dict[Path, JobKey | None]:
+        """`logs/DOMAIN-NUISANCE-BEHAVIOUR-SEED.json`."""
+        files: dict[Path, JobKey | None] = {}
+        for path in sorted((directory / "logs").glob("*.json")):
+            domain, *rest = path.stem.rsplit("-", 3)
+            job = None
+            if domain in DOMAINS and len(rest) == 3 and rest[0].isdecimal() and rest[2].isdecimal():
+                job = {"domain": domain, "nuisance": int(rest[0])}
+                job |= {"behaviour": rest[1], "seed": int(rest[2])}
+            files[path] = job if job and self.record_file(directory, job) == path else None
+        return files
+
+    def place(self, job: JobKey) -> tuple[Any, ...]:
+        """By domain, nuisance and behaviour, uniform first."""
+        if "file" in job:
+            return (len(DOMAINS), 0, True, job["file"])
+        uniform = job["behaviour"] == "uniform"
+        return (DOMAINS.index(job["domain"]), job["nuisance"], not uniform, str(job["seed"]))
+
+    def misfit(self, job: JobKey, content: Mapping[str, Any]) -> str:
+        """Every row must be of the job's setting."""
+        rows = [with_current_names("logs.csv", row) for row in content["rows"]]
+        try:
+            msgspec.convert(rows, list[_Row])
+        except msgspec.ValidationError as error:
+            return str(error)
+        if not rows or any({key: row[key] for key in job} != job for row in rows):
+            return "it must have rows, all of them of the setting that the file is named after"
+        return ""
+
+    def code(self, job: JobKey) -> str | None:
+        """Of this study and of everything behind it."""
+        return code_digest([__name__])
+
     def do(self, directory: Path, job: JobKey) -> dict[str, Any]:
         """Fit and score the estimators; branches are kept for the next run."""
         where = directory / "logs" / "branches" / str(job["seed"])
         return {"rows": study_logs(**job, protocol=self.protocol, directory=where)}
 
-    def write_tables(self, directory: Path) -> None:
-        """See `write_logs`."""
-        write_logs(directory)
-
-
-def write_logs(directory: Path) -> None:
-    """Write `logs.csv` from the records in a directory, if there are any."""
-    paths = sorted((directory / "logs").glob("*.json"))
-    rows = [
-        with_current_names("logs.csv", row) for path in paths for row in read_json(path)["rows"]
-    ]
-    if rows:
-        rows.sort(
-            key=lambda row: (
-                DOMAINS.index(row["domain"]),
-                row["nuisance"],
-                row["behaviour"] != "uniform",
-            )
-        )
+    def write_tables(
+        self, directory: Path, done: Sequence[tuple[JobKey, Mapping[str, Any]]]
+    ) -> list[str]:
+        """`logs.csv`."""
+        rows = [
+            with_current_names("logs.csv", row) for _, content in done for row in content["rows"]
+        ]
         write_csv(directory / "logs.csv", rows, COLUMNS["logs.csv"])
+        return ["logs.csv"]
 
 
 def study_logs(
