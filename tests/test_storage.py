@@ -444,9 +444,9 @@ def test_a_directory_belongs_to_one_process_at_a_time(tmp_path):
     message = (
         rf"{directory} is in use by process {os.getpid()} on .*; wait until it ends, or choose"
     )
-    with storage.exclusive(directory):
-        with pytest.raises(ValueError, match=message), storage.exclusive(directory):
-            pass
+    first, second = (storage.exclusive(directory) for _ in range(2))
+    with first, pytest.raises(ValueError, match=message), second:
+        pass
     with storage.exclusive(directory):
         pass
     assert list(directory.iterdir()) == []
@@ -469,6 +469,6 @@ def test_an_exception_releases_a_directory(tmp_path):
 
 def test_a_directory_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(OSError, match="part of the path is a file"):
-        with storage.exclusive(tmp_path / "file"):
-            pass
+    where = storage.exclusive(tmp_path / "file")
+    with pytest.raises(OSError, match="part of the path is a file"), where:
+        pass
