@@ -76,7 +76,7 @@ class Report:
         say(f"Reading {self.directory}")
         from cqm.experiments import report, studies
 
-        records = studies.publish_all(self.directory)
+        records = studies.write_records(self.directory)
         damaged = [record.problem for record in records if record.status == "damaged"]
         for problem in damaged:
             say(f"left out: {problem}")

@@ -79,6 +79,7 @@ FORMER_NAMES = {"logs.csv": {"regret": "regret_share"}}
 STUDY_FILES = ("logs-study.json", "logs.json")
 """Settings, versions and failures of the study of logs: the current name, then the former one."""
 CHECKSUMS, JOBS, TIMES = "checksums.json", "jobs.json", "times.json"
+_RUN_FILES = ("run.json", TIMES, *STUDY_FILES)  # sealed since version 0.3
 Status = Literal["done", "other code", "unknown code", "missing", "damaged"]
 """State of a job: done by the code that wrote the tables, by other code, or by code that was not
 recorded; without a record; or with a record that is damaged and was left out."""
@@ -135,7 +136,7 @@ class JobList(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Checksums(msgspec.Struct, forbid_unknown_fields=True):
-    """`checksums.json`: SHA-256 of the result files that carry no seal of their own."""
+    """`checksums.json`: SHA-256 of `jobs.json` and of all result files that carry no seal."""
 
     schema: int
     files: dict[str, str]
@@ -344,9 +345,10 @@ def write_jobs(
         jobs: See `JobState`.
         tables: Names of the CSV files that have just been written.
     """
-    studies = {}
-    if (directory / JOBS).exists():
-        studies = _read(directory / JOBS, JobList, sealed_since=1)["studies"]
+    try:
+        studies = _read(directory / JOBS, JobList, sealed_since=1).get("studies", {})
+    except DamagedFileError:
+        studies = {}  # it is made of records alone; a report reads those of every study
     studies[study] = {"settings": _settings_digest(run), "jobs": list(jobs)}
     storage.write_sealed(directory / JOBS, {"schema": 1, "studies": studies})
     write_checksums(directory, tables)
@@ -356,8 +358,8 @@ def write_checksums(directory: Path, changed: Iterable[str] = ()) -> None:
     """Write `checksums.json`; files that were in it keep their checksum unless named as changed."""
     listed = _checksums(directory)
     if listed is None:
-        listed, changed = {}, [*COLUMNS, "run.json", TIMES, *STUDY_FILES]
-    for name in changed:
+        listed, changed = {}, [*COLUMNS, *_RUN_FILES]
+    for name in (*changed, JOBS):
         listed.pop(name, None)
         if (directory / name).exists() and not _is_sealed(directory / name):
             listed[name] = storage.sha256(directory / name)
@@ -366,8 +368,9 @@ def write_checksums(directory: Path, changed: Iterable[str] = ()) -> None:
 
 
 def _is_sealed(path: Path) -> bool:
+    """Whether a file that a run rewrites on its own carries its own seal."""
     try:
-        return path.suffix == ".json" and storage.SEAL in storage.read_json(path)
+        return path.name in _RUN_FILES and storage.SEAL in storage.read_json(path)
     except DamagedFileError:
         return False
 

@@ -64,7 +64,9 @@ def _of_checkpoint(materials, path):
 
 
 def _of_report(materials, path):
-    studies.write_records(path)
+    for record in studies.write_records(path):
+        if not record.is_done:  # which `cqm report` says, also on the page
+            raise ValueError(record.problem or f"{record.path} is missing")
     return _results(path)
 
 

@@ -233,11 +233,13 @@ def test_a_changed_result_is_named_and_rebuilt(finished, name):
     path = finished / name
     before = path.read_bytes()
     path.write_bytes(before.replace(b"7", b"8", 1))
-    with pytest.raises(storage.DamagedFileError, match=rf"{name} was changed: .*`cqm re") as caught:
+    with pytest.raises(storage.DamagedFileError, match=rf"{name} was changed: ") as caught:
         results.load(finished)
-    if name != "logs.csv":
-        assert "delete it" in str(caught.value)
+    if name == "checksums.json":
+        assert "delete it and run `cqm report" in str(caught.value)
         path.unlink()
+    else:
+        assert f"run `cqm report {finished}`, which writes the tables again" in str(caught.value)
     publish(STUDY, finished)
     assert path.read_bytes() == before
 
@@ -250,6 +252,12 @@ def test_a_result_that_vanished_or_appeared_is_named(finished):
     (finished / "logs.csv").unlink()
     shutil.copy(finished / "logs-study.json", finished / "run.json")
     with pytest.raises(storage.DamagedFileError, match=r"logs.csv is missing; run `cqm report"):
+        results.load(finished)
+
+
+def test_a_list_of_jobs_that_vanished_is_named(finished):
+    (finished / "jobs.json").unlink()
+    with pytest.raises(storage.DamagedFileError, match=r"jobs.json is missing; run `cqm report"):
         results.load(finished)
 
 

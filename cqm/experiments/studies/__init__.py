@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from cqm.experiments.runner import Study
 
 
-def publish_all(directory: str | Path) -> list[Record]:
+def write_records(directory: str | Path) -> list[Record]:
     """Write the CSV files of every study in a directory from the records of its finished jobs.
 
     Returns all jobs. Results without records and without checksums, as earlier versions wrote them,
