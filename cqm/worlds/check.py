@@ -125,10 +125,10 @@ def check_world(
 
 def _declaration_problem(world: World) -> str:
     """Problem with the world's declared names, bounds or actions; empty if there is none."""
-    missing = [name for name in World.__annotations__ if not hasattr(world, name)]
-    if missing:
-        return f"attributes {missing} are missing"
     try:
+        missing = [name for name in World.__annotations__ if not hasattr(world, name)]
+        if missing:
+            return f"attributes {missing} are missing"
         stored_identity(world)
         checked_action_names(world.action_names, len(world.candidate_actions))
     except ValueError as error:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import html
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -36,6 +37,11 @@ ObserveFn = Callable[[State], Any]  # -> [n, observations]
 InitialFn = Callable[[int, np.random.Generator], State]  # num, rng
 ExogenousFn = Callable[[int, int, np.random.Generator], Any]  # num, horizon, rng -> [n, horizon, e]
 
+
+class _NotVectorisedError(ValueError):
+    """A function handles one state at a time; the message says what to change."""
+
+
 _JAX_STEPS = 16  # steps per call of the compiled program
 
 
@@ -62,6 +68,9 @@ class FunctionWorld(World):
 
     A row with a NaN in its state or a non-finite feature ends with `Status.NOT_FINITE`; a row on
     which a function raises an exception ends with `Status.RAISED`. Other rows are unaffected.
+
+    Functions that only handle one state at a time are reported, with what to change, by
+    `check_world` and by the first use of the world.
 
     Args:
         step: `(state, action, exogenous) -> next state`. A state is an array `[n, ...]` or a dict
@@ -141,8 +150,25 @@ class FunctionWorld(World):
         called: dict[str, Callable[..., Any]] = {"step": step, "observe": observe or _flat}
         called["features"] = features or (lambda *transition: _flat(transition[-1]))
         self._call = {role: _explained(role, fn) for role, fn in called.items()}
+        self._problem = ""  # why the functions cannot be used, found by the probe
         self._probe(feature_names, observation_names)
         self._call = called
+
+    def __getattr__(self, name: str) -> Any:
+        # The widths of functions that are not vectorised are unknown, and so are these names.
+        problem = vars(self).get("_problem")
+        if problem and name in ("feature_names", "observation_names"):
+            raise ValueError(problem)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def __repr__(self) -> str:
+        problem = vars(self).get("_problem")
+        if problem:
+            return f"{type(self).__name__}({self.name}, cannot be used: {problem})"
+        return super().__repr__()
+
+    def _repr_html_(self) -> str:
+        return html.escape(repr(self)) if self._problem else super()._repr_html_()
 
     def reset(self, num: int, rng: np.random.Generator) -> States:
         """Draw `num` initial states."""
@@ -242,7 +268,12 @@ class FunctionWorld(World):
         _, filled = next(padded_blocks(num, self.block_size))
         states = take(self.reset(num, rng), filled)
         controls = self.candidate_actions[filled][:, None]
-        _, features, finite = self._run(states, controls, noise[filled])
+        try:
+            _, features, finite = self._run(states, controls, noise[filled])
+            observations = self._observe_block(states)
+        except _NotVectorisedError as error:
+            self._problem = str(error)
+            return
         if not finite.all():
             actions = sorted(set(filled[~finite].tolist()))
             raise ValueError(
@@ -250,7 +281,7 @@ class FunctionWorld(World):
                 f"actions {actions}; allowed: finite features, and states without NaN"
             )
         self.feature_names = _names("feature", feature_names, features.shape[2])
-        width = self._observe_block(states).shape[1]
+        width = observations.shape[1]
         self.observation_names = _names("observation", observation_names, width)
 
     def _shown(self, states: States) -> State:
@@ -332,7 +363,7 @@ def _explained(role: str, fn: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return fn(*arguments)
         except NOT_VECTORISED as error:
-            raise ValueError(
+            raise _NotVectorisedError(
                 f"{role} raised {type(error).__name__}: {error}; {VECTORISE}, or pass block_size=1 "
                 "to have it called with one row at a time"
             ) from error
@@ -388,8 +419,10 @@ def _shaped(source: str, values: Any, shape: tuple[int | None, ...]) -> Any:
     fits = len(got) == len(shape) and all(w in (None, g) for w, g in zip(shape, got, strict=True))
     if not fits:
         wanted = ", ".join("any" if length is None else str(length) for length in shape)
-        hint = f"; {VECTORISE}" if got[:1] != shape[:1] else ""
-        raise ValueError(f"{source} has shape {got}, expected ({wanted}){hint}")
+        problem = f"{source} has shape {got}, expected ({wanted})"
+        if got[:1] != shape[:1]:
+            raise _NotVectorisedError(f"{problem}; {VECTORISE}")
+        raise ValueError(problem)
     return values
 
 

@@ -1,6 +1,7 @@
 import importlib.util
 import json
 import pathlib
+import re
 
 import cloudpickle
 import jax
@@ -12,6 +13,7 @@ from cqm.branches.collect import collect
 from cqm.worlds.check import check_world
 from cqm.worlds.contract import Status
 from cqm.worlds.function import FunctionWorld
+from cqm.worlds.nuisance import NuisanceWorld
 
 A = np.array([[0.9, 0.2, 0.0], [-0.1, 0.8, 0.3], [0.0, 0.1, 0.7]])
 B = np.array([[1.0, 0.0, 0.5], [0.0, -1.0, 0.25]])
@@ -402,7 +404,17 @@ def test_different_worlds_have_different_identities():
         ({"step": lambda x, u, e: x * np.nan}, "NaN or infinity"),
         ({"step": lambda x, u, e: x / u[:, :1]}, r"with candidate actions \[0\]"),
         ({"features": lambda x, u, e, y: y[:, 0]}, r"features has shape \(256,\)"),
-        # Functions that handle one state at a time.
+        ({"exogenous": lambda n, h, rng: np.zeros((n, 3))}, r"exogenous has shape \(3, 3\)"),
+    ],
+)
+def test_mistakes_are_explained(changes, message):
+    with pytest.raises(ValueError, match=message):
+        linear_world(**changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
         (
             {"step": lambda x, u, e: x if x[0] > 0 else -x},
             "step raised ValueError: .*np.where inst",
@@ -415,12 +427,20 @@ def test_different_worlds_have_different_identities():
         ({"features": lambda x, u, e, y: [float(y)]}, "features raised TypeError: .*np.where inst"),
         ({"observe": lambda x: [float(x)]}, "observe raised TypeError: .*np.where instead of if"),
         ({"observe": lambda x: x.sum()}, r"observe has shape \(\), expected \(256, any\)"),
-        ({"exogenous": lambda n, h, rng: np.zeros((n, 3))}, r"exogenous has shape \(3, 3\)"),
     ],
 )
-def test_mistakes_are_explained(changes, message):
-    with pytest.raises(ValueError, match=message):
-        linear_world(**changes)
+def test_functions_of_one_state_are_told_what_to_change(changes, message):
+    world = linear_world(**changes)
+    found = problems(world)
+    assert list(found) == ["declaration"]
+    assert re.search(message, found["declaration"])
+    for use in (collect, NuisanceWorld, lambda world: world.rollout(*drawn(linear_world(), 2, 2))):
+        with pytest.raises(ValueError, match=message):
+            use(world)
+    assert re.search(f"FunctionWorld.*cannot be used: .*{message}", repr(world))
+    assert "cannot be used" in world._repr_html_()
+    with pytest.raises(AttributeError, match="no attribute 'speed'"):
+        _ = world.speed
 
 
 def test_rollout_refuses_other_shapes():
