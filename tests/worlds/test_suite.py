@@ -260,7 +260,7 @@ def test_contract_holds_for_the_papers_domains(name, nuisance):
     world = load_task(name)
     if nuisance:
         world = NuisanceWorld(world, Nuisance(dimension=nuisance, seed=7))
-    report = check_world(world)
+    report = check_world(world, num=6, horizon=12)
     assert report, str(report)
 
 
@@ -275,7 +275,7 @@ def test_contract_holds_for_the_papers_domains(name, nuisance):
     ],
 )
 def test_contract_holds_for_the_suites_own_code(name):
-    report = check_world(load_task(name, native=False))
+    report = check_world(load_task(name, native=False), num=6, horizon=12)
     assert report, str(report)
 
 
