@@ -3,6 +3,7 @@ from . import (
     cluster as cluster,
     collect as collect,
     dataset as dataset,
+    families as families,
     recipe as recipe,
     shards as shards,
     simulate as simulate,

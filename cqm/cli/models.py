@@ -17,6 +17,7 @@ from cqm.progress import say
 
 if TYPE_CHECKING:
     from cqm.decisions import Verdict
+    from cqm.logs.dataset import Logs
     from cqm.models.estimator import Estimator
     from cqm.worlds.contract import World
 
@@ -66,6 +67,14 @@ class Fit:
         print(f"{model.summary()}\nsaved in {self.out}")
         return 0
 
+    def _check_calibration(self, data: Branches | Logs) -> None:
+        """Refuse calibration branches that share states with the data, before a long training."""
+        if self.calibration is not None:
+            from cqm.models.provenance import Provenance
+
+            held_out = Provenance.of(Branches.open(self.calibration))
+            Provenance.of(data).check_held_out(held_out, "calibration branches")
+
     def _fit_branches(self) -> Estimator:
         from cqm.models.effect import EffectModel
 
@@ -75,7 +84,9 @@ class Fit:
             raise ValueError(f"--paper fixes all settings but the seed; leave out {flags}")
         model = EffectModel.paper(seed=self.seed) if self.paper else EffectModel(seed=self.seed)
         model.set_params(**{name: getattr(self, name) for name in fixed})
-        return model.fit(Branches.open(self.directory), directory=self.out, show_progress=True)
+        branches = Branches.open(self.directory)
+        self._check_calibration(branches)
+        return model.fit(branches, directory=self.out, show_progress=True)
 
     def _fit_logs(self) -> Estimator:
         from cqm.logs.dataset import Logs
@@ -107,6 +118,7 @@ class Fit:
             width=self.width, members=self.members, updates=self.updates, seed=self.seed
         )
         logs = Logs.load(self.directory)
+        self._check_calibration(logs)
         print(logs.coverage())
         return model.fit(logs, directory=self.out, show_progress=True)
 

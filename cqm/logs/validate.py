@@ -74,6 +74,13 @@ def check_logs(logs: Logs) -> None:
             f"actions must be candidate actions in 0..{logs.num_actions - 1}; "
             f"got {logs.actions[wrong][0]} ({wrong.sum()} entries out of range)"
         )
+    if logs.families is not None and (
+        logs.families.shape[1] != 2 or logs.families.dtype != np.int64
+    ):
+        raise ValueError(
+            "families must be [n, 2], integers for the seed and index of each row's family; got "
+            f"{logs.families.dtype} {list(logs.families.shape)}"
+        )
     if logs.propensities is not None:
         check_propensities(logs.propensities, num, logs.num_actions)
 

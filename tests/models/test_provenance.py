@@ -11,6 +11,7 @@ from support.worlds import pendulum_world
 
 import cqm
 from cqm import storage
+from cqm.cli import main
 from cqm.models import held_out_scores, provenance
 from cqm.models.provenance import Provenance, row_hashes
 from cqm.worlds.function import FunctionWorld
@@ -431,3 +432,23 @@ def test_the_accepted_path_has_nominal_coverage():
         calibration = model.calibrate(held_out[99 * i : 99 * (i + 1)]).calibration_
         covered.append(np.mean(errors <= calibration.radius(query.weights, 0.9)))
     assert abs(np.mean(covered) - 0.9) < 0.025
+
+
+@pytest.mark.parametrize("estimator", ["branched", "residual"])
+def test_the_command_refuses_before_it_trains(estimator, tmp_path, capsys):
+    branches = cqm.collect(WORLD, states=20, seed=1, out=tmp_path / "branches", **RECIPE)
+    logs_of(branches).save(tmp_path / "residual")
+    shutil.copytree(tmp_path / "branches", tmp_path / "branched")
+    fit = ["fit", str(tmp_path / estimator), "--out", str(tmp_path / "model")]
+    fit += ["--estimator", estimator, "--calibration", str(tmp_path / "branches")]
+    assert main(fit) != 0
+    assert "share 20 families of seed 1 with what the model" in capsys.readouterr().err
+    assert not (tmp_path / "model").exists()
+
+
+def test_seeds_of_any_size_are_remembered():
+    seed = 2**70 + 3
+    branches = cqm.collect(WORLD, states=300, seed=seed, **RECIPE)
+    model = fitted(logs_of(branches))
+    assert branches.families.runs.tolist() == [[3, 0, 299]]
+    refused(model, cqm.collect(WORLD, states=20, seed=seed, **DRAWS), "share 20 families")
