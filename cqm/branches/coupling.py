@@ -89,9 +89,10 @@ def continuation_variance(plan: Plan, sample: Branches, rng: np.random.Generator
         uniforms = rng.random((len(rows), plan.recipe.horizon - 1))
         continuation = plan.recipe.continuation.draw(uniforms, sample.num_actions)
         result = roll_open_loop(plan, states, pairs, continuation, noise)
-        features = np.where((result.status == Status.OK)[:, None, None, None], result.features, 0)
+        ok = result.status == Status.OK
+        features = np.where(ok[:, None, None, None], result.features, np.nan)
         values = plan.recipe.discounted(features).reshape(num, _DRAWS, 2, -1)
-        return values, (result.status == Status.OK).reshape(num, _DRAWS)
+        return values, ok.reshape(num, _DRAWS)
 
     (shared, both_ok), (other, other_ok) = outcomes(), outcomes()
     kept = both_ok & other_ok

@@ -318,3 +318,16 @@ def test_a_slice_is_audited_with_its_own_families(sound_set):
 def test_wrong_arguments_are_explained(arguments, error, message, sound_set):
     with pytest.raises(error, match=message):
         cqm.audit(**{"branches": sound_set, "world": set_world(), **arguments})
+
+
+def test_failed_branches_do_not_enter_the_variance():
+    world = UNUSUAL["failures"].make_world()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of dropped families
+        branches = cqm.collect(world, states=300, horizon=6, warmup=(0, 0))
+    assert sum(branches.dropped.values()) > 50
+    name = "an independent continuation would add twice the covariance"
+    finding = findings(cqm.audit(branches, world))[name]
+    assert finding.passed
+    assert "standard errors apart" in finding.detail
+    assert "nan" not in finding.detail
