@@ -16,11 +16,14 @@ import errno
 import fcntl
 import hashlib
 import json
+import math
 import os
 import platform
+import stat
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -31,6 +34,7 @@ import safetensors
 SEAL = "seal"  # key of the checksum in a sealed file
 _TEMPORARY = ".partial"
 _LOCK = ".lock"
+_ABANDONED_SECONDS = 86_400  # age of a temporary file whose writer can no longer be alive
 _TYPES = {
     np.dtype(np.float64): "F64",
     np.dtype(np.float32): "F32",
@@ -110,30 +114,97 @@ class Written:
 def atomic_file(path: str | Path) -> Iterator[BinaryIO]:
     """A file to write to; it is renamed to its final name once it is safely on disk."""
     path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}{_TEMPORARY}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open(temporary, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException as error:
-        with contextlib.suppress(OSError):
+        temporary, file = _open_temporary(path)
+        with file:
+            try:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+                _rename(temporary, path)
+            except BaseException:
+                if _is_at(temporary, file):  # and is not another writer's by now
+                    temporary.unlink(missing_ok=True)
+                raise
+    except OSError as error:
+        if "cannot write" in str(error):  # a file that was written meanwhile
+            raise
+        raise _explained(error, path) from error
+
+
+def _open_temporary(path: Path) -> tuple[Path, BinaryIO]:
+    """An empty temporary file next to a path, locked until it is closed.
+
+    The lock tells files that are being written from those of a process that died. Locks may not
+    reach other machines that share the directory, so the name of this one is in the file's name.
+    """
+    label = 0
+    while True:
+        temporary = path.with_name(f".{path.name}.{_host()}.{label}{_TEMPORARY}")
+        try:
+            file = os.fdopen(os.open(temporary, os.O_RDWR | os.O_CREAT, 0o666), "r+b")
+        except PermissionError:
+            if not temporary.exists():
+                raise
+            label += 1  # another user's
+            continue
+        locked = _lock(file)
+        if (locked or (locked is None and label == os.getpid())) and _is_at(temporary, file):
+            file.truncate(0)
+            return temporary, file
+        file.close()
+        if locked is None:  # without locks, processes do not share names
             temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            raise _explained(error, path) from error
-        raise
+        label = os.getpid() if locked is None else label + 1
+
+
+def _host() -> str:
+    return "".join(c if c.isalnum() or c in "-_" else "-" for c in platform.node())
+
+
+def _lock(file: BinaryIO) -> bool | None:
+    """Lock an open file; False if another has locked it, None if the file system has no locks."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return None
+    return True
+
+
+def _is_at(path: Path, file: BinaryIO) -> bool:
+    """Whether an open file still has this name: it may have been renamed or removed meanwhile."""
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(file.fileno()))
+    except FileNotFoundError:
+        return False
+
+
+def _rename(source: Path, target: Path) -> None:
+    """Replace a file, durably: its directory is flushed to disk too."""
+    os.replace(source, target)
+    with contextlib.suppress(OSError):  # some file systems cannot flush a directory
+        directory = os.open(target.parent, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
 
 
 def write_pieces(path: str | Path, pieces: Iterable[bytes | memoryview]) -> Written:
     """Write a file atomically and durably, piece by piece."""
-    digest, num_bytes = hashlib.sha256(), 0
     with atomic_file(path) as file:
-        for piece in pieces:
-            file.write(piece)
-            digest.update(piece)
-            num_bytes += len(piece)
+        return _write_all(file, pieces)
+
+
+def _write_all(file: BinaryIO, pieces: Iterable[bytes | memoryview]) -> Written:
+    digest, num_bytes = hashlib.sha256(), 0
+    for piece in pieces:
+        file.write(piece)
+        digest.update(piece)
+        num_bytes += len(piece)
     return Written(digest.hexdigest(), num_bytes)
 
 
@@ -196,7 +267,13 @@ def write_sealed(path: str | Path, content: Mapping[str, Any]) -> None:
 
 
 def read_sealed(
-    path: str | Path, schema: type[msgspec.Struct], *, repair: str, sealed_since: int = 1
+    path: str | Path,
+    schema: type[msgspec.Struct],
+    *,
+    repair: str,
+    sealed_since: int = 1,
+    older_schema: type[msgspec.Struct] | None = None,
+    newest: int | None = None,
 ) -> dict[str, Any]:
     """Read a sealed JSON object, without its seal; raises if it was changed or is not valid.
 
@@ -206,17 +283,101 @@ def read_sealed(
             when the format changes.
         repair: What the user can do about a damaged file, for the message.
         sealed_since: The first value of `schema` that has a seal; older files may lack it.
+        older_schema: Names and types of the entries of files without a seal, if they differ.
+        newest: The largest value of `schema` that is known; files with a larger one are refused
+            with the advice to upgrade.
     """
     content = read_json(path, repair=repair)
     seal = content.pop(SEAL, None)
     older = seal is None and content.get("schema", 1) in range(1, sealed_since)
-    if not older and seal != _json_seal(content):
-        raise DamagedFileError(f"{path} was changed: its checksum is wrong; {repair}")
     try:
-        msgspec.convert(content, schema)
+        intact = older or seal == _json_seal(content)
+    except RecursionError:  # nested more deeply than anything that is written
+        intact = False
+    if not intact:
+        raise DamagedFileError(f"{path} was changed: its checksum is wrong; {repair}")
+    number = content.get("schema")
+    if newest is not None and isinstance(number, int) and number > newest:
+        raise ValueError(
+            f"{path} has schema {number}, written by a newer version of cqm; this version reads "
+            f"schemas up to {newest}: upgrade cqm"
+        )
+    try:
+        msgspec.convert(content, (older and older_schema) or schema)
     except msgspec.ValidationError as error:
         raise DamagedFileError(f"{path} is not valid: {error}; {repair}") from error
     return content
+
+
+def write_described(
+    path: str | Path,
+    content: Mapping[str, Any],
+    arrays_path: str | Path,
+    arrays: Mapping[str, np.ndarray],
+    metadata: Mapping[str, str],
+) -> None:
+    """Write arrays, and a sealed JSON object that describes them and holds their `sha256`.
+
+    The two files replace older ones as one. The new description is in place under a second name
+    before the arrays are replaced, and takes its own name after that; a process that dies at any
+    moment leaves a description that fits the arrays, which `read_described` finds.
+    """
+    path = Path(path)
+    with atomic_file(arrays_path) as file:
+        digest = _write_all(file, encode_arrays([arrays], metadata)).sha256
+        write_sealed(_next(path), {**content, "sha256": digest})
+    try:
+        _rename(_next(path), path)
+    except OSError as error:
+        raise _explained(error, path) from error
+
+
+def read_described(
+    path: str | Path,
+    schema: type[msgspec.Struct],
+    arrays_path: str | Path,
+    *,
+    repair: str,
+    **options: Any,
+) -> tuple[dict[str, Any], dict[str, np.ndarray], dict[str, str]]:
+    """Read what `write_described` wrote: the description, the arrays and their metadata.
+
+    Args:
+        path: The description.
+        schema: See `read_sealed`.
+        arrays_path: The arrays.
+        repair: What the user can do about damaged files, for the message.
+        **options: Further arguments of `read_sealed`.
+    """
+    path, arrays_path = Path(path), Path(arrays_path)
+    found = False
+    for description in (path, _next(path), path):  # again, if a writer overtook this reader
+        try:
+            content = read_sealed(description, schema, repair=repair, **options)
+        except FileNotFoundError:
+            continue
+        found = True
+        try:
+            with open_regular(arrays_path) as file:
+                if hashlib.file_digest(file, "sha256").hexdigest() != content["sha256"]:
+                    continue
+                arrays, metadata = read_arrays(arrays_path)
+                if _is_at(arrays_path, file):
+                    return content, arrays, metadata
+        except FileNotFoundError as error:
+            raise DamagedFileError(f"{arrays_path} is missing; {repair}") from error
+        except DamagedFileError as error:
+            raise DamagedFileError(f"{error}; {repair}") from error
+    if not found:
+        raise FileNotFoundError(f"{path} does not exist")
+    raise DamagedFileError(
+        f"{arrays_path} is damaged or belongs to another {path.name}: its checksum is wrong; "
+        f"{repair}"
+    )
+
+
+def _next(path: Path) -> Path:
+    return path.with_name(f"{path.name}.next")
 
 
 def _json_seal(content: Mapping[str, Any]) -> str:
@@ -239,7 +400,11 @@ def read_json(path: str | Path, *, repair: str = "") -> dict[str, Any]:
     """Read a JSON object from a file; `repair` is added to the message if it is damaged."""
     advice = f"; {repair}" if repair else ""
     try:
-        value = json.loads(Path(path).read_text(encoding="utf-8"), parse_constant=_refuse)
+        with open_regular(path) as file:
+            text = file.read().decode()
+        value = json.loads(text, parse_constant=_refuse, parse_float=_finite)
+    except DamagedFileError as error:
+        raise DamagedFileError(f"{error}{advice}") from error
     except (ValueError, RecursionError) as error:  # includes errors of encoding and of JSON
         raise DamagedFileError(f"{path} is not valid JSON ({error}){advice}") from error
     if not isinstance(value, dict):
@@ -253,9 +418,25 @@ def _refuse(constant: str) -> None:
     raise ValueError(f"{constant} is not allowed")
 
 
+def _finite(text: str) -> float:
+    if not math.isfinite(number := float(text)):
+        raise ValueError(f"{text} is too large")
+    return number
+
+
+def open_regular(path: str | Path) -> BufferedReader:
+    """Open a file to read; a directory, pipe or device in its place is refused, not waited for."""
+    file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(file).st_mode):
+        os.close(file)
+        raise DamagedFileError(f"{path} must be a file; got a directory, pipe or device")
+    return os.fdopen(file, "rb")
+
+
 @contextlib.contextmanager
 def open_arrays(path: str | Path) -> Iterator[Any]:
     """Open a memory-mapped safetensors file; only the arrays asked for are read."""
+    open_regular(path).close()
     try:
         with safetensors.safe_open(str(path), framework="numpy") as file:
             yield file
@@ -288,7 +469,13 @@ def read_sealed_arrays(
         arrays, metadata = read_arrays(path)
     except DamagedFileError as error:
         raise DamagedFileError(f"{error}; {repair}") from error
-    if metadata.pop(SEAL, None) != _arrays_seal(arrays, metadata):
+    seal = metadata.pop(SEAL, None)
+    if seal is None:
+        raise DamagedFileError(
+            f"{path} has no checksum: it was written by an earlier version of cqm or was changed; "
+            f"{repair}"
+        )
+    if seal != _arrays_seal(arrays, metadata):
         raise DamagedFileError(f"{path} was changed: its checksum is wrong; {repair}")
     return arrays, metadata
 
@@ -301,7 +488,7 @@ def _arrays_seal(arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str]) 
 
 def sha256(path: str | Path) -> str:
     """The SHA-256 of a file's contents."""
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -316,9 +503,16 @@ def sha256_arrays(arrays: Mapping[str, np.ndarray]) -> str:
 
 
 def remove_partial(directory: str | Path) -> None:
-    """Remove the temporary files that interrupted writes left behind."""
+    """Remove the temporary files that interrupted writes left behind, but no live process's.
+
+    Those of another machine, whose processes cannot be asked, are removed after a day.
+    """
     for path in Path(directory).glob(f".*{_TEMPORARY}"):
-        path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError), open(path, "r+b") as file:
+            own = path.name.split(".")[-3:-2] == [_host()]
+            age = time.time() - os.fstat(file.fileno()).st_mtime
+            if (own or age > _ABANDONED_SECONDS) and _lock(file) and _is_at(path, file):
+                path.unlink()
 
 
 @contextlib.contextmanager

@@ -1,10 +1,12 @@
 import ast
 import errno
+import fcntl
 import hashlib
 import json
 import os
 import pickle
 import platform
+import time
 from pathlib import Path
 
 import msgspec
@@ -320,6 +322,79 @@ def test_only_partial_files_are_removed(tmp_path, monkeypatch):
     storage.remove_partial(tmp_path / "nowhere")  # nothing to remove is no mistake
 
 
+def test_the_temporary_file_of_a_live_process_is_left_alone(tmp_path):
+    with storage.atomic_file(tmp_path / "data.json") as file:
+        file.write(b"whole")
+        file.flush()
+        storage.remove_partial(tmp_path)
+        assert len(os.listdir(tmp_path)) == 1
+    assert (tmp_path / "data.json").read_bytes() == b"whole"
+    assert os.listdir(tmp_path) == ["data.json"]
+
+
+@pytest.mark.parametrize("name", [".data.json.elsewhere.0.partial", ".data.json.123.partial"])
+def test_temporary_files_of_other_machines_are_removed_after_a_day(tmp_path, name):
+    path = tmp_path / name
+    path.write_text("half")
+    for age, there in ((0, True), (80_000, True), (90_000, False)):
+        os.utime(path, times=(time.time() - age,) * 2)
+        storage.remove_partial(tmp_path)
+        assert path.exists() == there
+
+
+def test_a_write_reuses_what_a_dead_process_left(tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", lambda source, target: None)
+        storage.write_pieces(tmp_path / "data.json", [b"a longer half"])
+    assert len(os.listdir(tmp_path)) == 1
+    storage.write_pieces(tmp_path / "data.json", [b"whole"])
+    assert os.listdir(tmp_path) == ["data.json"]
+    assert (tmp_path / "data.json").read_bytes() == b"whole"
+
+
+def test_two_writers_of_one_file_do_not_mix(tmp_path):
+    path = tmp_path / "data.json"
+    with storage.atomic_file(path) as first, storage.atomic_file(path) as second:
+        for _ in range(3):
+            first.write(b"a")
+            second.write(b"b")
+    assert path.read_bytes() == b"aaa"  # the one that ended last
+    assert os.listdir(tmp_path) == ["data.json"]
+
+
+def test_file_systems_without_locks_can_be_written_to(tmp_path, monkeypatch):
+    def fail(*args):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", fail)
+    storage.write_pieces(tmp_path / "data.json", [b"whole"])
+    assert (tmp_path / "data.json").read_bytes() == b"whole"
+    assert os.listdir(tmp_path) == ["data.json"]
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_what_is_no_file_is_not_opened(tmp_path, make):
+    path = tmp_path / "x"
+    make(path)
+    for read in (storage.read_json, storage.sha256, storage.read_arrays):
+        with pytest.raises(DamagedFileError, match="must be a file; got a directory, pipe or dev"):
+            read(path)
+
+
+def test_arrays_of_a_description_that_is_not_theirs_are_refused(tmp_path):
+    class Entries(msgspec.Struct):
+        sha256: str
+
+    path, arrays_path = tmp_path / "x.json", tmp_path / "x.safetensors"
+    storage.write_described(path, {}, arrays_path, ARRAYS, METADATA)
+    content, arrays, metadata = storage.read_described(path, Entries, arrays_path, repair="redo")
+    assert content == {"sha256": storage.sha256(arrays_path)}
+    assert (sorted(arrays), metadata) == (["a", "b"], METADATA)
+    storage.write_sealed(path, {"sha256": "0" * 64})
+    with pytest.raises(DamagedFileError, match=r"belongs to another x\.json: .*; redo"):
+        storage.read_described(path, Entries, arrays_path, repair="redo")
+
+
 def test_checksums_are_sha256(tmp_path):
     content = json.dumps(list(range(100_000))).encode()
     (tmp_path / "x").write_bytes(content)
@@ -405,7 +480,9 @@ def test_only_files_from_before_there_were_seals_may_lack_one(tmp_path):
         read_note(path, sealed_since=3)
 
 
-@pytest.mark.parametrize("text", ["{", '{"schema": NaN}', "[1]", "\0", "[" * 100_000, ""])
+@pytest.mark.parametrize(
+    "text", ["{", '{"schema": NaN}', '{"schema": 1e999}', "[1]", "\0", "[" * 100_000, ""]
+)
 def test_what_is_no_json_object_is_refused_with_the_way_out(tmp_path, text):
     path = tmp_path / "note.json"
     path.write_text(text)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields
 from numbers import Integral, Real
 from typing import Any
 
+import msgspec
 import numpy as np
 
 BLOCK = 256  # states per set of random streams; also the rows mixed at a time when reading
@@ -189,6 +190,27 @@ class Recipe:
         if unknown:
             raise ValueError(f"a recipe has no {unknown}; its fields are {known}")
         return cls(**values)
+
+
+class RecipeFields(msgspec.Struct, forbid_unknown_fields=True):
+    """Entries of a stored recipe; older files lack some. `Recipe` checks their values."""
+
+    states: int
+    horizon: int
+    discount: float
+    draws: int = 1
+    arms: int | list[list[int]] | None = None
+    warmup: tuple[int, int] | None = None
+    continuation: str | list[float] = "uniform"
+    per_step: bool = False
+    seed: int = 0
+
+
+class WorldFields(msgspec.Struct):
+    """Entries that every stored identity of a world has."""
+
+    name: str
+    kind: str
 
 
 def draw_actions(probabilities: np.ndarray, uniforms: np.ndarray) -> np.ndarray:

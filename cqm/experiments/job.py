@@ -11,13 +11,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from cqm import storage
 from cqm.branches.dataset import Branches
 from cqm.decisions import advantage
 from cqm.experiments import metrics
 from cqm.experiments.methods import Method, Predictor, Task, method_of
 from cqm.experiments.protocol import CEILINGS, Job, Protocol
 from cqm.experiments.results import SCORES
+from cqm.models.checkpoint import Checkpoint
 from cqm.quotient import center
 from cqm.worlds import reload_world
 
@@ -120,12 +120,10 @@ def _curve(directory: Path) -> list[dict[str, Any]]:
     paths = sorted(directory.glob("*.checkpoint.safetensors"), key=lambda p: p.stat().st_mtime_ns)
     if not paths:
         return []
-    with storage.open_arrays(paths[-1]) as file:
-        losses, updates = file.get_tensor("losses"), int(file.metadata()["step"])
-    steps = np.linspace(0, updates, len(losses) + 1)[1:].astype(int)
-    return [
-        {"step": int(step), "loss": float(loss)} for step, loss in zip(steps, losses, strict=True)
-    ]
+    checkpoint = Checkpoint.read(paths[-1])
+    losses = checkpoint.losses
+    steps = np.linspace(0, checkpoint.step, len(losses) + 1)[1:].astype(int)
+    return [{"step": int(step), "loss": loss} for step, loss in zip(steps, losses, strict=True)]
 
 
 class _Clock:

@@ -13,15 +13,16 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import msgspec
 import numpy as np
 from numpy.typing import ArrayLike
 
 from cqm import storage
 from cqm.branches.dataset import Branches, split_size
 from cqm.branches.families import Families
-from cqm.branches.recipe import Continuation, Recipe, draw_actions
+from cqm.branches.recipe import Continuation, Recipe, RecipeFields, WorldFields, draw_actions
 from cqm.display import counted, data_frame, html_facts, named_columns
 from cqm.logs.coverage import Coverage, measure_coverage
 from cqm.logs.validate import (
@@ -39,8 +40,24 @@ from cqm.worlds.contract import World
 
 ARRAYS = "logs.safetensors"
 CONFIG = "logs.json"
+SCHEMA = 2  # earlier versions wrote no schema, which counts as 1; files are sealed since 2
+_REPAIR = "save the logs again, or restore the file from a copy"
 PropensityFn = Callable[[np.ndarray], np.ndarray]  # observations [n, d] -> [n, actions]
 BehaviourFn = Callable[[np.ndarray], np.ndarray]  # an observation [d] -> probabilities [actions]
+
+
+class Description(msgspec.Struct, forbid_unknown_fields=True):
+    """Entries of `logs.json`."""
+
+    kind: Literal["logs"]
+    world: WorldFields
+    recipe: RecipeFields
+    candidate_actions: list[list[float]]
+    observation_names: list[str]
+    feature_names: list[str]
+    sha256: str
+    schema: int = 1
+    action_names: list[str] = []
 
 
 @dataclass(frozen=True, eq=False)
@@ -395,10 +412,11 @@ class Logs:
         )
 
     def save(self, directory: str | Path) -> None:
-        """Write the arrays and a description; each holds a checksum of the other."""
+        """Write the arrays and a description with their checksum."""
         directory = Path(directory)
         arrays = {**self._arrays(), "actions": self.actions.astype(np.int16)}
         config = {
+            "schema": SCHEMA,
             "kind": "logs",
             "world": dict(self.world),
             "recipe": self.recipe.to_json(),
@@ -407,47 +425,65 @@ class Logs:
             "feature_names": list(self.feature_names),
             **stored_action_names(self.action_names),
         }
-        metadata = {"kind": "cqm logs", "description": _digest(config)}
-        content = storage.encode_arrays([arrays], metadata)
-        written = storage.write_pieces(directory / ARRAYS, content)
-        storage.write_json(directory / CONFIG, {**config, "sha256": written.sha256})
+        metadata = {"kind": "cqm logs"}
+        storage.write_described(directory / CONFIG, config, directory / ARRAYS, arrays, metadata)
 
     @classmethod
     def load(cls, directory: str | Path) -> Logs:
         """Load logs that `save` wrote; raises if the files are damaged."""
-        path, config_path = Path(directory) / ARRAYS, Path(directory) / CONFIG
-        config = storage.read_json(config_path)
-        if config.get("kind") != "logs":
-            raise storage.DamagedFileError(f"{config_path} does not describe logs")
-        needed = {"sha256", "world", "recipe", "candidate_actions", "observation_names"}
-        missing = sorted((needed | {"feature_names"}) - set(config))
-        if missing:
-            raise storage.DamagedFileError(f"{config_path} lacks {missing}; save the logs again")
-        if storage.sha256(path) != config.pop("sha256"):
-            raise storage.DamagedFileError(
-                f"{path} is damaged: its checksum is wrong; save the logs again"
+        directory = Path(directory)
+        try:
+            config, arrays, metadata = storage.read_described(
+                directory / CONFIG,
+                Description,
+                directory / ARRAYS,
+                repair=_REPAIR,
+                sealed_since=2,
+                newest=SCHEMA,
             )
-        arrays, metadata = storage.read_arrays(path)
-        if metadata.get("description") != _digest(config):
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise FileNotFoundError(f"{directory} contains no logs: {CONFIG} is missing") from error
+        # Before there were seals, the arrays had a checksum of the description.
+        if config.get("schema", 1) == 1 and metadata.get("description") != _digest(config):
             raise storage.DamagedFileError(
-                f"{config_path} was changed, or {path.name} belongs to other logs; "
-                "save the logs again"
+                f"{directory / CONFIG} was changed, or {ARRAYS} belongs to other logs; {_REPAIR}"
             )
-        return cls(
-            arrays["observations"],
-            arrays["actions"].astype(np.int64),
-            arrays["features"],
-            np.array(config["candidate_actions"], float),
-            arrays.get("propensities"),
-            tuple(config["observation_names"]),
-            tuple(config["feature_names"]),
-            Recipe.from_json(config["recipe"]),
-            config["world"],
-            arrays.get("groups"),
-            tuple(config.get("action_names", ())),
-            arrays.get("families"),
+        try:
+            return cls._from_files(config, arrays)
+        except (ValueError, TypeError) as error:
+            raise storage.DamagedFileError(
+                f"the logs in {directory} are not valid: {error}; {_REPAIR}"
+            ) from error
+
+    @classmethod
+    def _from_files(cls, config: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Logs:
+        missing = sorted({"observations", "actions", "features"} - set(arrays))
+        unknown = sorted(set(arrays) - set(AXES))
+        if missing or unknown:
+            raise ValueError(f"{ARRAYS} lacks the arrays {missing} or has unknown ones {unknown}")
+        rows: dict[str, Any] = {"propensities": None, **arrays}
+        for name in {"actions", "groups", "families"} & set(arrays):
+            rows[name] = integers(name, arrays[name])
+        logs = cls(
+            candidate_actions=np.array(config["candidate_actions"], float),
+            observation_names=tuple(config["observation_names"]),
+            feature_names=tuple(config["feature_names"]),
+            recipe=Recipe.from_json(config["recipe"]),
+            world=config["world"],
+            action_names=tuple(config.get("action_names", ())),
+            **rows,
         )
+        if logs.recipe.horizon != logs.actions.shape[1]:
+            raise ValueError(
+                f"the recipe has a horizon of {logs.recipe.horizon} steps; the trajectories have "
+                f"{logs.actions.shape[1]}"
+            )
+        if logs.recipe.continuation.open_loop:
+            logs.recipe.continuation.probabilities(logs.num_actions)  # raises if they do not fit
+        return logs
 
 
-def _digest(description: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()
+def _digest(config: Mapping[str, Any]) -> str:
+    """The checksum of a description of schema 1, whose own entry for the arrays it leaves out."""
+    described = {name: value for name, value in config.items() if name != "sha256"}
+    return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()

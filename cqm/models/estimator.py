@@ -33,10 +33,10 @@ from cqm.models.files import (
     CARD,
     CONFIG,
     MODEL,
+    REPAIR,
     SCHEMA,
     model_directory,
-    read_description,
-    read_model_arrays,
+    read_model,
 )
 from cqm.models.parameters import Parameters, json_values, read_params
 from cqm.models.predictors import Predictor, restore_predictor
@@ -357,13 +357,9 @@ class Estimator(Parameters, abc.ABC):
             arrays |= self.calibration_.to_arrays()
         if self.provenance_ is not None:
             arrays |= self.provenance_.to_arrays()
-        written = storage.write_pieces(
-            directory / MODEL, storage.encode_arrays([arrays], {"kind": f"cqm {self.kind} model"})
-        )
         config = {
             "schema": SCHEMA,
             "kind": self.kind,
-            "sha256": written.sha256,
             "settings": self._json_params(),
             "method": self.method_,
             "training": self.training_,
@@ -377,33 +373,54 @@ class Estimator(Parameters, abc.ABC):
             "num_examples": self.num_examples_,
             "versions": self.versions_,
         }
-        storage.write_json(directory / CONFIG, config)
+        metadata = {"kind": f"cqm {self.kind} model"}
+        storage.write_described(directory / CONFIG, config, directory / MODEL, arrays, metadata)
         card = hub_metadata(self) + self.summary()
         storage.write_pieces(directory / CARD, [card.encode()])
 
     @classmethod
     def load(cls, directory: str | Path) -> Self:
         """Load a saved model, which gives the same effects bit for bit."""
-        config = read_description(directory)
-        if config.get("kind") != cls.kind:
+        config, arrays = read_model(directory)
+        if config["kind"] != cls.kind:
             raise storage.DamagedFileError(
-                f"{Path(directory) / CONFIG} describes a model of kind {config.get('kind')!r}; "
+                f"{Path(directory) / CONFIG} describes a model of kind {config['kind']!r}; "
                 f"{cls.__name__} loads {cls.kind!r}"
             )
-        model = cls(**read_params(config))
+        return cls._checked(directory, config, arrays)
+
+    @classmethod
+    def _checked(
+        cls, directory: str | Path, config: Mapping[str, Any], arrays: dict[str, np.ndarray]
+    ) -> Self:
+        """The model in a directory; raises if its description is not valid."""
+        try:
+            return cls._restored(config, arrays)
+        except (ValueError, TypeError) as error:
+            raise storage.DamagedFileError(
+                f"{Path(directory) / CONFIG} is not valid: {error}; {REPAIR}"
+            ) from error
+
+    @classmethod
+    def _restored(cls, config: Mapping[str, Any], arrays: dict[str, np.ndarray]) -> Self:
+        """The model of a description and arrays that fit each other."""
+        model = cls(**read_params(config["settings"], cls._defaults()))
+        model._check_params()
         model.world_, model.recipe_ = config["world"], Recipe.from_json(config["recipe"])
         model.feature_names = tuple(config["feature_names"])
         model.observation_names = tuple(config["observation_names"])
-        model.candidate_actions_ = actions = np.array(config["candidate_actions"])
+        model.candidate_actions_ = actions = np.array(config["candidate_actions"], float)
         model.action_names_ = checked_action_names(config.get("action_names"), len(actions))
+        as_reference(model.reference, np.empty((len(actions), 1)))
+        if model.recipe_.continuation.open_loop:
+            model.recipe_.continuation.probabilities(len(actions))
         # Version 0.1 named the number of examples by their kind, and stored less about models from
         # logs.
         names = ("num_examples", "num_families", "num_trajectories")
-        model.num_examples_ = next(config[name] for name in names if name in config)
+        model.num_examples_ = next((config[name] for name in names if name in config), 0)
         model.method_ = config.get("method", model.method)
         model.training_, model.notes_ = config.get("training", {}), config.get("notes", [])
         model.versions_ = config["versions"]
-        arrays = read_model_arrays(directory, config)
         model.losses_ = arrays.pop("losses", np.empty(0))
         model.calibration_ = decisions.Calibration.from_arrays(arrays)
         model.predictor_ = restore_predictor(arrays)
@@ -423,9 +440,10 @@ def load_model(path: str | Path) -> Estimator:
         model.kind: model for model in (EffectModel, HindsightModel, ResidualModel)
     }
     with model_directory(path) as directory:
-        kind = read_description(directory).get("kind")
-        if kind not in kinds:
+        config, arrays = read_model(directory)
+        if config["kind"] not in kinds:
             raise storage.DamagedFileError(
-                f"{directory / CONFIG} describes a model of kind {kind!r}; known: {sorted(kinds)}"
+                f"{directory / CONFIG} describes a model of kind {config['kind']!r}; known: "
+                f"{sorted(kinds)}"
             )
-        return kinds[kind].load(directory)
+        return kinds[config["kind"]]._checked(directory, config, arrays)

@@ -3,45 +3,124 @@
 from __future__ import annotations
 
 import contextlib
+import struct
 import tempfile
 import zipfile
-from collections.abc import Iterator, Mapping
+import zlib
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from cqm import storage
+from cqm.branches.recipe import RecipeFields, WorldFields
+from cqm.models.layout import check_arrays
+from cqm.storage import DamagedFileError
 
 MODEL = "model.safetensors"
 CONFIG = "model.json"
 CARD = "README.md"  # the name under which model hubs show it
-SCHEMA = 2  # version 0.1 wrote no schema, which counts as 1
+SCHEMA = 3  # version 0.1 wrote no schema, which counts as 1; files are sealed since 3
+REPAIR = "save the model again, or restore the file from a copy"
+_UNPACKED_RATIO = 100  # weights hardly shrink in an archive; what shrinks more is no model
+_UNPACKED_BYTES = 2**26  # allowed in any case
 
 
-def read_description(directory: str | Path) -> dict[str, Any]:
-    """The description of a saved model, `model.json`."""
-    path = Path(directory) / CONFIG
-    if not path.is_file():
-        problem = "lacks model.json" if Path(directory).is_dir() else "does not exist"
-        raise FileNotFoundError(f"the model directory {directory} {problem}; see model.save")
-    config = storage.read_json(path)
-    if not config.get("schema", 1) <= SCHEMA:
-        raise ValueError(
-            f"{path} has schema {config['schema']}, written by a newer version of cqm; this "
-            f"version reads schemas up to {SCHEMA}: upgrade cqm"
+class SettingsFields(msgspec.Struct):
+    """Parameters that every model has; those of one kind of model are checked by its class."""
+
+    members: int
+    seed: int
+    reference: list[float] | None = None
+
+
+class TrainingRecord(msgspec.Struct):
+    """Settings and progress of a training run; the model card has these."""
+
+    updates: int
+    updates_made: int
+    batch_size: int
+    learning_rate: float
+    schedule: str
+    seed: int
+    validation_loss: float = 0.0
+
+
+class Description(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """Entries of `model.json`."""
+
+    schema: int
+    kind: str
+    sha256: str
+    settings: SettingsFields
+    method: str
+    training: dict[str, TrainingRecord]
+    notes: list[str]
+    world: WorldFields
+    recipe: RecipeFields
+    feature_names: list[str]
+    observation_names: list[str]
+    candidate_actions: list[list[float]]
+    action_names: list[str]
+    num_examples: int
+    versions: dict[str, str]
+
+
+class EarlierDescription(Description, forbid_unknown_fields=True, kw_only=True):
+    """Entries of `model.json` in schemas 1 and 2; version 0.1 lacks or renames some of them."""
+
+    schema: int = 1
+    method: str = ""
+    training: dict[str, TrainingRecord] = {}
+    notes: list[str] = []
+    action_names: list[str] | None = None  # type: ignore[assignment]
+    num_examples: int = 0
+    num_families: int = 0
+    num_trajectories: int = 0
+    families: tuple[int, int, int] | None = None
+    reference: list[float] | None = None
+
+
+def read_model(directory: str | Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """The description of a saved model and its arrays; raises unless they are intact and fit."""
+    directory = Path(directory)
+    path = directory / CONFIG
+    try:
+        config, arrays, _ = storage.read_described(
+            path,
+            Description,
+            directory / MODEL,
+            repair=REPAIR,
+            sealed_since=3,
+            older_schema=EarlierDescription,
+            newest=SCHEMA,
         )
-    return config
-
-
-def read_model_arrays(directory: str | Path, config: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """The arrays of a saved model, checked against their checksum."""
-    path = Path(directory) / MODEL
-    if storage.sha256(path) != config.get("sha256"):
-        raise storage.DamagedFileError(
-            f"{path} is damaged: its checksum is wrong; save the model again"
-        )
-    return storage.read_arrays(path)[0]
+    except (FileNotFoundError, NotADirectoryError) as error:
+        problem = "lacks model.json" if directory.is_dir() else "does not exist"
+        if directory.is_file():
+            problem = "is a file"
+        raise FileNotFoundError(
+            f"the model directory {directory} {problem}; see model.save"
+        ) from error
+    # Version 0.1 kept the reference of a recentred model apart from its parameters.
+    if "reference" in config:
+        config["settings"]["reference"] = config.pop("reference")
+    sizes = {
+        "observations": len(config["observation_names"]),
+        "actions": len(config["candidate_actions"]),
+        "features": len(config["feature_names"]),
+        "members": config["settings"]["members"],
+        "horizon": config["recipe"]["horizon"],
+    }
+    try:
+        check_arrays(config["kind"], arrays, sizes)
+    except ValueError as error:
+        raise DamagedFileError(
+            f"{directory / MODEL} does not fit {CONFIG}: {error}; {REPAIR}"
+        ) from error
+    return config, arrays
 
 
 @contextlib.contextmanager
@@ -52,17 +131,53 @@ def model_directory(path: str | Path) -> Iterator[Path]:
         yield path
         return
     with tempfile.TemporaryDirectory() as unpacked:
+        for name, content in _archived(path).items():
+            storage.write_pieces(Path(unpacked) / name, [content])
         try:
-            with zipfile.ZipFile(path) as archive:
-                for name in (CONFIG, MODEL):
-                    found = [n for n in archive.namelist() if PurePosixPath(n).name == name]
-                    if len(found) != 1:
-                        raise storage.DamagedFileError(
-                            f"{path} must hold one {name}; got {len(found)}"
-                        )
-                    # Only the content is used, so file names in an archive cannot lead outside the
-                    # directory.
-                    storage.write_pieces(Path(unpacked) / name, [archive.read(found[0])])
-        except zipfile.BadZipFile as error:
-            raise storage.DamagedFileError(f"{path} is not a complete zip archive") from error
-        yield Path(unpacked)
+            yield Path(unpacked)
+        except DamagedFileError as error:
+            raise DamagedFileError(str(error).replace(unpacked, str(path))) from error
+
+
+def _archived(path: Path) -> dict[str, bytes]:
+    """The two files of a model in an archive.
+
+    Only their content is used, so file names in an archive cannot lead outside a directory.
+    """
+    try:
+        with storage.open_regular(path) as file, zipfile.ZipFile(file) as archive:
+            return {name: archive.read(_entry(path, archive, name)) for name in (CONFIG, MODEL)}
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"the model archive {path} does not exist") from error
+    except DamagedFileError:
+        raise
+    except RuntimeError as error:  # encrypted, or of a kind that zipfile cannot read
+        raise DamagedFileError(
+            f"{path} cannot be unpacked ({error}); zip the model's directory without a password"
+        ) from error
+    except (zipfile.BadZipFile, zlib.error, struct.error, EOFError, OSError, ValueError) as error:
+        raise DamagedFileError(
+            f"{path} is not a complete zip archive ({error}); zip the model's directory again"
+        ) from error
+
+
+def _entry(path: Path, archive: zipfile.ZipFile, name: str) -> zipfile.ZipInfo:
+    """The only entry of an archive with this name, in whatever folder; raises if it is absurd."""
+    found = [
+        entry
+        for entry in archive.infolist()
+        if PurePosixPath(entry.filename).name == name and not entry.is_dir()
+    ]
+    if len(found) != 1:
+        raise DamagedFileError(f"{path} must hold one {name}; got {len(found)}")
+    (entry,) = found
+    if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise DamagedFileError(
+            f"{path} must be stored or deflated; its {name} is compressed in another way"
+        )
+    if entry.file_size > _UNPACKED_BYTES + _UNPACKED_RATIO * path.stat().st_size:
+        raise DamagedFileError(
+            f"{path} must hold a model; its {name} would have {entry.file_size:,} bytes, more than "
+            f"{_UNPACKED_RATIO} times the archive"
+        )
+    return entry

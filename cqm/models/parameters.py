@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Iterable, Mapping
 from typing import Any, Self
 
+import msgspec
 import numpy as np
 
 from cqm.models.training import Training
@@ -75,16 +76,18 @@ def json_values(params: Mapping[str, Any]) -> dict[str, Any]:
     return {name: plain(value) for name, value in params.items()}
 
 
-def read_params(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Constructor parameters from a saved model's description."""
-    params = dict(config["settings"])
+def read_params(settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Constructor parameters from the settings in a saved model; raises if they are not valid."""
+    params = dict(settings)
     if "rank" in params:  # its name in version 0.1
         params["decoder_rank"] = params.pop("rank")
-    if params.get("training") is not None:
-        params["training"] = Training(**params["training"])
-    if params.get("graph") is not None:
-        edges = tuple((a, b) for a, b in params["graph"]["edges"])
-        params["graph"] = ComparisonGraph(params["graph"]["num_actions"], edges)
-    # Version 0.1 kept the reference of a recentred model apart from its parameters.
-    reference = config.get("reference", params["reference"])
-    return {**params, "reference": None if reference is None else tuple(reference)}
+    if unknown := sorted(set(params) - set(defaults)):
+        raise ValueError(f"unknown settings {unknown}; available: {list(defaults)}")
+    types = (("training", Training), ("graph", ComparisonGraph), ("reference", tuple))
+    for name, type_ in types:
+        if params.get(name) is not None:
+            try:
+                params[name] = msgspec.convert(params[name], type_)
+            except msgspec.ValidationError as error:
+                raise ValueError(f"{name}: {error}") from error
+    return params

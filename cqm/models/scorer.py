@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import ArrayLike
 
-from cqm.models.files import read_description, read_model_arrays
+from cqm.models.files import read_model
 from cqm.observations import as_observations
 from cqm.quotient import Reference, center
 
@@ -36,15 +36,14 @@ class Scorer:
     @classmethod
     def load(cls, directory: str | Path) -> Scorer:
         """Load the scorer of a saved model."""
-        config = read_description(directory)
-        if config.get("kind") != "effect":
+        config, arrays = read_model(directory)
+        if config["kind"] != "effect":
             raise ValueError(
                 f"only an EffectModel has a scorer; {directory} holds a model of kind "
-                f"{config.get('kind')!r}"
+                f"{config['kind']!r}"
             )
-        reference = config.get("reference", config["settings"]["reference"])
-        names = config["observation_names"]
-        return cls(read_model_arrays(directory, config), reference, observation_names=names)
+        reference = config["settings"].get("reference")
+        return cls(arrays, reference, observation_names=config["observation_names"])
 
     def effect(self, observations: ArrayLike) -> np.ndarray:
         """Effects of all actions, `[n, actions, features]`, averaged over the members.

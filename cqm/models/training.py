@@ -23,6 +23,7 @@ import optax
 from jax import Array
 
 from cqm import storage
+from cqm.models.checkpoint import Checkpoint
 from cqm.models.training_log import TrainingLog
 from cqm.progress import duration, is_shown, progress, say
 
@@ -400,12 +401,8 @@ class _Files:
         state: _State,
         metrics: Mapping[str, float],
     ) -> None:
-        leaves = jax.tree.leaves(eqx.filter(state, eqx.is_array))
-        arrays = {f"leaf.{i:04d}": np.asarray(leaf)[None] for i, leaf in enumerate(leaves)}
-        arrays |= {"losses": np.array(losses), "held_out": np.array(held_out)}
-        metadata = {"step": str(step), "settings": storage.canonical_json(self.settings)}
-        metadata["sha256"] = storage.sha256_arrays(arrays)
-        storage.write_pieces(self.checkpoint, storage.encode_arrays([arrays], metadata))
+        leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(eqx.filter(state, eqx.is_array))]
+        Checkpoint(step, self.settings, losses, held_out, leaves).write(self.checkpoint)
         self.log.write(step, metrics)
 
     def load(self, state: _State) -> tuple[int, list[float], list[float], _State]:
@@ -413,32 +410,23 @@ class _Files:
             return 0, [], [], state
         arrays, static = eqx.partition(state, eqx.is_array)
         leaves, structure = jax.tree.flatten(arrays)
-        values, metadata = storage.read_arrays(self.checkpoint)
-        self._check_settings(metadata)
-        if storage.sha256_arrays(values) != metadata.get("sha256"):
-            raise storage.DamagedFileError(
-                f"{self.checkpoint} is damaged: its checksum is wrong; remove it to start again"
-            )
-        losses, held_out = (values.pop(name).tolist() for name in ("losses", "held_out"))
-        stored = [values[name][0] for name in sorted(values)]
-        if len(stored) != len(leaves) or any(
-            old.shape != new.shape for old, new in zip(stored, leaves, strict=True)
+        stored = Checkpoint.read(self.checkpoint)
+        self._check_settings(stored.settings)
+        if len(stored.leaves) != len(leaves) or any(
+            (old.shape, old.dtype) != (new.shape, new.dtype)
+            for old, new in zip(stored.leaves, leaves, strict=True)
         ):
             raise ValueError(
                 f"{self.checkpoint} belongs to a model of a different size; remove it or choose "
                 "another directory"
             )
-        arrays = jax.tree.unflatten(structure, [jnp.asarray(leaf) for leaf in stored])
-        return int(metadata["step"]), losses, held_out, eqx.combine(arrays, static)
+        arrays = jax.tree.unflatten(structure, [jnp.asarray(leaf) for leaf in stored.leaves])
+        state = eqx.combine(arrays, static)
+        return stored.step, [*stored.losses], [*stored.held_out], state
 
-    def _check_settings(self, metadata: Mapping[str, str]) -> None:
+    def _check_settings(self, settings: Mapping[str, Any]) -> None:
         """Refuse a checkpoint of another run; settings that it lacks count as their defaults."""
-        if "settings" not in metadata:
-            raise ValueError(
-                f"{self.checkpoint} was written by an earlier version and cannot be resumed; "
-                "remove it to start again, or choose another directory"
-            )
-        stored = storage.with_defaults(json.loads(metadata["settings"]), self.defaults)
+        stored = storage.with_defaults(settings, self.defaults)
         if changes := storage.differences(stored, self.settings):
             raise ValueError(
                 f"{self.checkpoint} belongs to a run with different settings or data:\n{changes}\n"

@@ -1,6 +1,8 @@
 """Logs: made from arrays and branches, split, saved and loaded."""
 
 import json
+import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +10,7 @@ import pytest
 from support.logs import arrays
 
 import cqm
+from cqm import storage
 from cqm.logs.dataset import ARRAYS, CONFIG, Logs
 from cqm.storage import DamagedFileError
 
@@ -97,11 +100,11 @@ def test_actions_have_names(tmp_path):
         Logs.from_arrays(**{**given, "actions": given["actions"] + 1}, action_names=NAMES)
 
 
-def test_logs_without_names_are_stored_as_they_always_were(tmp_path):
+def test_logs_without_names_store_none(tmp_path):
     Logs.from_arrays(**arrays()).save(tmp_path)
     assert set(json.loads((tmp_path / CONFIG).read_text())) == {
         *("kind", "world", "recipe", "candidate_actions", "observation_names", "feature_names"),
-        "sha256",
+        *("schema", "sha256", "seal"),
     }
 
 
@@ -155,8 +158,9 @@ def test_saved_and_loaded(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda config: config.pop("recipe"), r"logs.json lacks \['recipe'\]"),
-        (lambda config: config.pop("sha256"), r"logs.json lacks \['sha256'\]"),
+        (lambda config: config.pop("recipe"), "logs.json was changed"),
+        (lambda config: config.pop("sha256"), "logs.json was changed"),
+        (lambda config: config.pop("seal"), "logs.json was changed"),
         (lambda config: config["recipe"].update(discount=0.5), "logs.json was changed"),
         (lambda config: config.update(feature_names=["a", "b"]), "logs.json was changed"),
     ],
@@ -168,6 +172,105 @@ def test_a_changed_description_is_noticed(tmp_path, change, message):
     (tmp_path / CONFIG).write_text(json.dumps(config))
     with pytest.raises(DamagedFileError, match=message):
         Logs.load(tmp_path)
+
+
+@pytest.mark.parametrize("name", [CONFIG, ARRAYS])
+def test_no_flipped_bit_goes_unnoticed(tmp_path, name):
+    logs = Logs.from_arrays(**{key: values[:4] for key, values in arrays().items()})
+    logs.save(tmp_path)
+    path, problems = tmp_path / name, []
+    content = path.read_bytes()
+    for i in range(len(content)):
+        damaged = bytearray(content)
+        damaged[i] ^= 1 << i % 8
+        path.write_bytes(damaged)
+        try:
+            loaded = Logs.load(tmp_path)
+            assert (loaded.recipe, loaded.world) == (logs.recipe, logs.world)
+        except DamagedFileError as error:
+            problems.append(str(error))
+    assert len(problems) > 0.98 * len(content)
+    assert all(str(path) in text and "save the logs again" in text for text in problems)
+
+
+@pytest.mark.parametrize(
+    ("change", "change_arrays"),
+    [
+        (lambda config: config.update(kind="model"), None),
+        (lambda config: config.update(schema="2"), None),
+        (lambda config: config.update(more=1), None),
+        (lambda config: config.update(world={"name": "logs"}), None),
+        (lambda config: config.update(feature_names=["a"] * 9), None),
+        (lambda config: config.update(feature_names="abc"), None),
+        (lambda config: config.update(observation_names=[1, 2]), None),
+        (lambda config: config.update(action_names=["a", "a"]), None),
+        (lambda config: config.update(candidate_actions=[[0.0]]), None),
+        (lambda config: config.update(candidate_actions=[[0.0], []]), None),
+        (lambda config: config["recipe"].update(horizon=0), None),
+        (lambda config: config["recipe"].update(horizon=9), None),
+        (lambda config: config["recipe"].update(continuation=["a", "b"]), None),
+        (lambda config: config["recipe"].update(continuation=[0.5]), None),
+        (lambda config: config["recipe"].pop("discount"), None),
+        (None, lambda a: a.pop("observations")),
+        (None, lambda a: a.pop("actions")),
+        (None, lambda a: a.update(more=np.zeros(3))),
+        (None, lambda a: a.update(actions=a["actions"] + 7)),
+        (None, lambda a: a.update(actions=a["actions"] + 0.5)),
+        (None, lambda a: a.update(actions=a["actions"][:, 0])),
+        (None, lambda a: a.update(features=a["features"][:-1])),
+        (None, lambda a: a.update(features=a["features"] * np.nan)),
+        (None, lambda a: a.update(observations=a["observations"][:, :0])),
+        (None, lambda a: a.update(groups=np.zeros((2, 2)))),
+        (None, lambda a: a.update(propensities=np.zeros((2, 2)))),
+    ],
+)
+def test_nonsense_with_the_right_checksum_is_refused(tmp_path, change, change_arrays):
+    Logs.from_arrays(**arrays()).save(tmp_path)
+    config = storage.read_json(tmp_path / CONFIG)
+    values, metadata = storage.read_arrays(tmp_path / ARRAYS)
+    del config["seal"], config["sha256"]
+    (change or dict)(config)
+    (change_arrays or dict)(values)
+    storage.write_described(tmp_path / CONFIG, config, tmp_path / ARRAYS, values, metadata)
+    with pytest.raises(DamagedFileError, match="save the logs again") as caught:
+        Logs.load(tmp_path)
+    assert str(tmp_path) in str(caught.value)
+
+
+def test_a_process_that_dies_while_saving_leaves_the_old_logs_or_the_new(tmp_path, monkeypatch):
+    old, new = (Logs.from_arrays(**arrays(), discount=discount) for discount in (0.5, 0.75))
+    new = new[:10]
+    directory, copies, replace = tmp_path / "logs", [], os.replace
+    old.save(directory)
+
+    def watched(source, target):
+        copies.append(shutil.copytree(directory, tmp_path / str(len(copies))))
+        replace(source, target)
+        copies.append(shutil.copytree(directory, tmp_path / str(len(copies))))
+
+    monkeypatch.setattr(os, "replace", watched)
+    new.save(directory)
+    monkeypatch.undo()
+    found = [(len(logs), logs.recipe.discount) for logs in map(Logs.load, copies)]
+    assert found == [(len(old), 0.5)] * 3 + [(10, 0.75)] * 3
+    new.save(copies[0])
+    assert sorted(os.listdir(copies[0])) == [CONFIG, ARRAYS]
+
+
+@pytest.mark.parametrize("name", [CONFIG, ARRAYS])
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_what_is_no_file_is_refused_without_waiting(tmp_path, name, make):
+    Logs.from_arrays(**arrays()).save(tmp_path)
+    (tmp_path / name).unlink()
+    make(tmp_path / name)
+    with pytest.raises(DamagedFileError, match=r"must be a file; .*save the logs again"):
+        Logs.load(tmp_path)
+
+
+def test_missing_logs_are_called_that(tmp_path):
+    for directory in (tmp_path, tmp_path / "none"):
+        with pytest.raises(FileNotFoundError, match=r"contains no logs: logs\.json is missing"):
+            Logs.load(directory)
 
 
 def test_the_page_on_logs_runs(capsys):

@@ -172,11 +172,13 @@ def test_a_model_of_another_kind_is_refused(logs, tmp_path):
     cqm.ResidualModel().fit(logs).save(tmp_path)
     with pytest.raises(storage.DamagedFileError, match="kind 'residual'; EffectModel loads 'eff"):
         cqm.EffectModel.load(tmp_path)
-    storage.write_json(tmp_path / "model.json", {"kind": "magic"})
+    config = storage.read_json(tmp_path / "model.json")
+    del config["seal"]
+    storage.write_sealed(tmp_path / "model.json", {**config, "kind": "magic"})
     with pytest.raises(storage.DamagedFileError, match="kind 'magic'; known: "):
         load_model(tmp_path)
-    storage.write_json(tmp_path / "model.json", {"kind": "residual", "schema": 3})
-    with pytest.raises(ValueError, match=r"schema 3, written by a newer version .* upgrade"):
+    storage.write_sealed(tmp_path / "model.json", {"kind": "residual", "schema": 4})
+    with pytest.raises(ValueError, match=r"schema 4, written by a newer version .* upgrade"):
         load_model(tmp_path)
 
 
@@ -319,8 +321,8 @@ def test_names_of_actions_are_saved_and_on_the_card(fitted, tmp_path):
     fitted.save(tmp_path)
     assert load_model(tmp_path).action_names_ == fitted.action_names_
     config = storage.read_json(tmp_path / "model.json")
-    del config["action_names"]  # as written by earlier versions
-    storage.write_json(tmp_path / "model.json", config)
+    del config["action_names"], config["seal"]  # as written by earlier versions
+    storage.write_json(tmp_path / "model.json", {**config, "schema": 2})
     assert load_model(tmp_path).action_names_ == ("0", "1", "2")[: len(fitted.action_names_)]
 
 
