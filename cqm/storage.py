@@ -143,7 +143,11 @@ def _open_temporary(path: Path) -> tuple[Path, BinaryIO]:
     while True:
         temporary = path.with_name(f".{path.name}.{_host()}.{label}{_TEMPORARY}")
         try:
-            file = os.fdopen(os.open(temporary, os.O_RDWR | os.O_CREAT, 0o666), "r+b")
+            file = _open_or_create(temporary)
+        except FileNotFoundError:  # removed just now
+            if not path.parent.is_dir():
+                raise
+            continue
         except PermissionError:
             if not temporary.exists():
                 raise
@@ -157,6 +161,14 @@ def _open_temporary(path: Path) -> tuple[Path, BinaryIO]:
         if locked is None:  # without locks, processes do not share names
             temporary.unlink(missing_ok=True)
         label = os.getpid() if locked is None else label + 1
+
+
+def _open_or_create(path: Path) -> BinaryIO:
+    """Open a file to write, with what it contains."""
+    try:
+        return open(path, "xb")
+    except FileExistsError:
+        return open(path, "r+b")
 
 
 def _host() -> str:
