@@ -215,11 +215,10 @@ def test_logs_remember_the_families_they_were_made_from(change, sets, drawn, tmp
 def test_logs_of_earlier_versions_count_as_their_whole_seed(sets, drawn, tmp_path):
     sets["logs"].save(tmp_path)
     arrays, metadata = storage.read_arrays(tmp_path / "logs.safetensors")
-    del arrays["families"]
-    storage.write_pieces(tmp_path / "logs.safetensors", storage.encode_arrays([arrays], metadata))
     config = storage.read_json(tmp_path / "logs.json")
-    config["sha256"] = storage.sha256(tmp_path / "logs.safetensors")
-    storage.write_json(tmp_path / "logs.json", config)
+    del arrays["families"], config["seal"], config["sha256"]
+    files = (tmp_path / "logs.json", config, tmp_path / "logs.safetensors", arrays, metadata)
+    storage.write_described(*files)
     model = fitted(cqm.Logs.load(tmp_path))
     refused(model, drawn[0], "share 60 families of seed 0 ")
     assert model.calibrate(drawn[9]).calibration_ is not None
@@ -391,7 +390,8 @@ def earlier(model, directory, families):
     arrays = {n: values for n, values in arrays.items() if not n.startswith("provenance")}
     written = storage.write_pieces(path, storage.encode_arrays([arrays], metadata))
     config = storage.read_json(directory / "model.json")
-    config |= {"sha256": written.sha256, "families": families}
+    config |= {"schema": 2, "sha256": written.sha256, "families": families}
+    del config["seal"]
     storage.write_json(directory / "model.json", config)
     return cqm.load_model(directory)
 
