@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -147,7 +146,8 @@ def _declaration_problem(world: World) -> str:
 
 def _global_generators() -> tuple[object, ...]:
     """States of the generators that any code may draw from."""
-    return pickle.dumps(np.random.get_state()), random.getstate()  # noqa: NPY002
+    name, keys, *rest = np.random.get_state()  # noqa: NPY002
+    return (name, np.asarray(keys).tobytes(), *rest), random.getstate()
 
 
 def _drawn_from(before: tuple[object, ...]) -> str:
