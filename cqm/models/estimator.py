@@ -7,6 +7,7 @@ rankings, calibration and certificates, saving and loading, and the model card.
 from __future__ import annotations
 
 import abc
+import contextlib
 import copy
 import dataclasses
 import functools
@@ -139,7 +140,10 @@ class Estimator(Parameters, abc.ABC):
         options = {"directory": directory, "show_progress": show_progress}
         say(f"Learning from {len(data):,} {self.examples}", show_progress)
         self.provenance_ = Provenance.of(data)
-        self.predictor_ = self._learn(data, options)
+        # Two fits in one directory would write over each other's checkpoints.
+        alone = contextlib.nullcontext() if directory is None else storage.exclusive(directory)
+        with alone:
+            self.predictor_ = self._learn(data, options)
         return self
 
     def _ensemble(self, make_fn: Callable[[Any], Network]) -> Network:

@@ -489,3 +489,12 @@ def test_references_and_graphs_that_do_not_fit_are_refused_before_training(branc
         EffectModel(graph=ComparisonGraph.path(4)).fit(branches)
     with pytest.raises(ValueError, match="not connected"):
         EffectModel(graph=ComparisonGraph(3, ((0, 1),))).fit(branches)
+
+
+def test_a_second_fit_in_the_directory_is_refused(branches, tmp_path):
+    model = EffectModel(method="direct", width=8, training=Training(updates=2, chunk=1))
+    with storage.exclusive(tmp_path), pytest.raises(ValueError, match=r"is in use by process \d+"):
+        model.fit(branches[:50], directory=tmp_path)
+    assert model.predictor_ is None
+    model.fit(branches[:50], directory=tmp_path)
+    assert not (tmp_path / ".lock").exists()
