@@ -68,7 +68,10 @@ def read_run(study: Study, directory: Path) -> dict[str, Any]:
     repair = "delete it and rerun the `cqm reproduce` command, which writes it again"
     if not path.exists():
         return {}
-    return storage.read_sealed(path, RunFile, repair=repair, sealed_since=2)
+    run = storage.read_sealed(path, RunFile, repair=repair, sealed_since=2)
+    if lost := [name for name in (*study.settings(), "versions") if not run.get(name)]:
+        raise DamagedFileError(f"{path} is not valid: it lacks {', '.join(lost)}; {repair}")
+    return run
 
 
 def settings_of(study: Study, stored: Mapping[str, Any]) -> Any:

@@ -222,6 +222,15 @@ def test_a_changed_run_file_is_named(finished):
             function(finished)
 
 
+@pytest.mark.parametrize("other", ["empty", "record"])
+def test_what_is_no_run_file_is_named(finished, other):
+    path = finished / "logs-study.json"
+    path.write_text("{}" if other == "empty" else record(finished).read_text())
+    for function in (run, lambda directory: publish(STUDY, directory)):
+        with pytest.raises(storage.DamagedFileError, match=r"logs-study.json .*lacks study, vers"):
+            function(finished)
+
+
 def test_another_runs_run_file_is_named(finished):
     reseal(finished / "logs-study.json", study={"test_states": 99})
     with pytest.raises(storage.DamagedFileError, match="does not belong to these results"):
