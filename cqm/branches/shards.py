@@ -12,17 +12,39 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
 
 from cqm import storage
+from cqm.branches.recipe import RecipeFields, WorldFields
 from cqm.storage import DamagedFileError
 
 SCHEMA = 1
 MANIFEST = "manifest.json"
 MIXING = "mixing.safetensors"
 _REPAIR = "collect again into the same directory; only missing and damaged files are replaced"
+
+
+class MixingFile(msgspec.Struct):
+    """Name and checksum of the file with the mixing matrices."""
+
+    file: str
+    sha256: str
+
+
+class Manifest(msgspec.Struct):
+    """Entries of a manifest; every shard holds the checksum of its bytes."""
+
+    world: WorldFields
+    recipe: RecipeFields
+    observation_names: list[str]
+    feature_names: list[str]
+    candidate_actions: list[list[float]]
+    blocks_per_shard: Annotated[int, msgspec.Meta(ge=1)]
+    num_shards: Annotated[int, msgspec.Meta(ge=1)]
+    mixing: MixingFile | None
 
 
 @dataclass(frozen=True)
@@ -172,7 +194,11 @@ def _checked_shard(directory: Path, index: int, manifest_digest: str) -> FileSha
         raise DamagedFileError(
             f"{path} belongs to another set of branches, or the manifest was changed"
         )
-    if (number, num_families, dropped) != (index, rows, json.loads(metadata.get("dropped", "{}"))):
+    try:
+        stored = json.loads(metadata.get("dropped", "{}"))
+    except ValueError as error:
+        raise DamagedFileError(f"{path} is damaged: its metadata is not valid JSON") from error
+    if (number, num_families, dropped) != (index, rows, stored):
         raise DamagedFileError(f"{sidecar_path} does not describe {path.name}")
     return FileShard(path, num_families, dropped, checksum)
 
@@ -194,6 +220,10 @@ def read_manifest(directory: Path) -> dict[str, Any]:
     missing = sorted((needed | {"num_shards", "blocks_per_shard", "mixing"}) - set(manifest))
     if missing:
         raise DamagedFileError(f"{path} lacks {missing}; {_REPAIR}")
+    try:
+        msgspec.convert(manifest, Manifest)
+    except msgspec.ValidationError as error:
+        raise DamagedFileError(f"{path} is not valid: {error}; {_REPAIR}") from error
     return manifest
 
 

@@ -270,7 +270,7 @@ def run(out, crash_at=0):
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
         def hook(event, args):
-            writes = event == "open" and "w" in str(args[1]) and str(out) in str(args[0])
+            writes = event == "open" and set("wx+") & set(str(args[1])) and str(out) in str(args[0])
             changes = event in ("os.rename", "os.mkdir", "os.remove")
             if (writes or changes) and next(count) == crash_at:
                 os.kill(os.getpid(), how)

@@ -343,6 +343,24 @@ def test_an_extra_shard_is_refused_until_it_is_removed(pristine, directory, inde
     assert contents(directory) == contents(pristine)
 
 
+@pytest.mark.parametrize(
+    "entry",
+    [
+        *({"num_shards": value} for value in (None, "1", 1.5, [], {}, -1, 0)),
+        {"mixing": "mixing.safetensors"},
+        {"mixing": {"file": 3, "sha256": ""}},
+        {"recipe": []},
+        {"world": {"name": 3}},
+        {"feature_names": "abc"},
+        {"candidate_actions": [1.0]},
+    ],
+)
+def test_nonsense_in_a_manifest_is_refused(directory, entry):
+    edit(directory / "manifest.json", **entry)
+    with pytest.raises(DamagedFileError, match=r"manifest\.json is not valid: .*collect again"):
+        cqm.Branches.open(directory)
+
+
 def test_a_manifest_of_an_unknown_schema_is_refused(directory):
     edit(directory / "manifest.json", schema=99)
     before = contents(directory)
