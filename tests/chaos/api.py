@@ -97,6 +97,7 @@ NEVER = {
     "seed": [-1, 1.5, np.nan, "x", [], Wrong(), np.inf, b"1"],
     "share": [-0.1, 1.5, np.nan, np.inf, "x", [], Wrong(), 1j, {}],
     "positive": [-1.0, np.nan, -np.inf, "x", [], Wrong(), 1j, {}],
+    "amounts": [-1.0, np.nan, -np.inf, "x", Wrong(), 1j, {}],
     "confidence": [-0.5, 0.0, 1.5, np.nan, "x", [], Wrong(), [0.5, 0.5]],
     "choice": ["", "other", 3, [], Wrong(), np.nan, b"auto", {}, "AUTO"],
     "path": [3, Wrong(), 1.5, [], {}, "a\0b", b"a\0b", "/nowhere/at/all", "", None],
@@ -179,7 +180,7 @@ def entries(t):
             collect,
             {"world": ("world", t.world), "states": ("count", 3), "out": ("wild", out / "set")},
         ),
-        "Recipe": (cqm.Recipe, recipe),
+        "Recipe": (cqm.Recipe, {k: (kind.split()[0], v) for k, (kind, v) in recipe.items()}),
         "Continuation.of": (Continuation.of, {"law": ("wild", "uniform")}),
         "Training": (cqm.Training, training),
         "Nuisance": (
@@ -188,7 +189,7 @@ def entries(t):
                 "dimension": ("count huge", 4),
                 "persistence": ("share", 0.9),
                 "scale": ("positive", 0.3),
-                "amplitude": ("positive", 6.0),
+                "amplitude": ("wild", 6.0),
                 "coupling": ("choice", "shared"),
             },
         ),
@@ -294,7 +295,7 @@ def entries(t):
         "Logs.save": (t.logs.save, {"directory": ("wild", out / "logs")}),
         "Logs.split": (t.logs.split, {"test": ("share", 0.5)}),
         "Logs[]": (t.logs.__getitem__, {"rows": ("wild", slice(2))}),
-        "Logs.with_propensities": (t.logs.with_propensities, {"propensities": ("numbers", None)}),
+        "Logs.with_propensities": (t.logs.with_propensities, {"propensities": ("wild", None)}),
         "EffectModel": (
             fit_effect,
             {
@@ -486,15 +487,15 @@ def entries(t):
             {"f": ("numbers", simple), "g": ("numbers", simple), "tolerance": ("wild", None)},
         ),
         "quotient.norm": (quotient.norm, {"f": ("numbers", simple)}),
-        "bounds.decision_regret": (bounds.decision_regret, {"measure_error": ("positive", 0.1)}),
+        "bounds.decision_regret": (bounds.decision_regret, {"measure_error": ("amounts", 0.1)}),
         "bounds.feature_regret": (
             bounds.feature_regret,
-            {"weight_norm": ("positive", 1.0), "effect_error": ("positive", 0.1)},
+            {"weight_norm": ("amounts", 1.0), "effect_error": ("amounts", 0.1)},
         ),
         "bounds.reward_projection_error": (
             bounds.reward_projection_error,
             {
-                "reward_error": ("positive", 0.1),
+                "reward_error": ("amounts", 0.1),
                 "discount": ("share", 0.9),
                 "horizon": ("count", 3),
             },

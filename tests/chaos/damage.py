@@ -32,6 +32,10 @@ OTHERS = {
 # Answers: everything a user could learn from a material, as text that is equal bit for bit.
 
 
+class ReportedError(ValueError):
+    """The report says which jobs are missing from its tables."""
+
+
 def _of_model(materials, path):
     model = cqm.load_model(path / "model.zip" if (path / "model.zip").exists() else path)
     settings = {name: repr(value) for name, value in model.get_params().items()}
@@ -66,7 +70,7 @@ def _of_checkpoint(materials, path):
 def _of_report(materials, path):
     for record in studies.write_records(path):
         if not record.is_done:  # which `cqm report` says, also on the page
-            raise ValueError(record.problem or f"{record.path} is missing")
+            raise ReportedError(record.problem or f"{record.path} is missing")
     return _results(path)
 
 
@@ -78,6 +82,9 @@ def _of_rerun(materials, path):
 def _results(path):
     """All rows, and what the report says of them, apart from the times that the run took."""
     found = results.load(path)
+    for status in ("missing", "damaged"):
+        if jobs := found.with_status(status):
+            raise ReportedError(f"{status}: {jobs}")
     rows = {k: v for k, v in dataclasses.asdict(found).items() if k != "times"}
     return [rows, summary(found, make_tables(found))]
 
@@ -158,9 +165,10 @@ def _trial(materials, rng, directory):
         if ended.value == wanted:
             return Result(what, "harmless")
         return Result(what, "silent", f"changed: {_first_difference(wanted, ended.value)}")
-    if not ended.raised.explained:
+    reported = ended.raised.kind == "ReportedError"
+    if not ended.raised.explained and not reported:
         return Result(what, "unexplained", str(ended.raised))
-    names = (path.name, path.stem, directory.name)
+    names = (path.name, path.parent.name if reported else directory.name)
     if not any(name in ended.raised.message for name in names):
         return Result(what, "unnamed", f"the message does not name the file: {ended.raised}")
     return Result(what, "named")
