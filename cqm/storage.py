@@ -553,8 +553,11 @@ def exclusive(directory: str | Path, *, patience_seconds: float = 30.0) -> Itera
     except OSError as error:
         raise _explained(error, path) from error
     try:
-        os.truncate(lock, 0)
-        os.write(lock, f"process {os.getpid()} on {platform.node()}".encode())
+        try:
+            os.truncate(lock, 0)
+            os.write(lock, f"process {os.getpid()} on {platform.node()}".encode())
+        except OSError as error:
+            raise _explained(error, path) from error
         yield lock
     finally:
         path.unlink(missing_ok=True)  # before it is released, so that nobody locks a removed file

@@ -605,4 +605,4 @@ def run(materials, seed, numbers):
         numbers = numbers[len(results) :]
 
 
-EXPERIMENT = Experiment("api", "A function is called with nonsense arguments", 10_000, 300, run)
+EXPERIMENT = Experiment("api", "A function is called with nonsense arguments", 10_000, 200, run)

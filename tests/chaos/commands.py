@@ -153,5 +153,5 @@ def _run(words, directory):
 
 
 EXPERIMENT = Experiment(
-    "commands", "A command is given nonsense arguments", 1_000, 30, one_by_one(_trial)
+    "commands", "A command is given nonsense arguments", 1_000, 24, one_by_one(_trial)
 )

@@ -338,5 +338,5 @@ def _edit_csv(path, rng, others):
 
 
 EXPERIMENT = Experiment(
-    "damage", "A saved file is damaged, and read", 1_000, 30, one_by_one(_trial)
+    "damage", "A saved file is damaged, and read", 1_000, 24, one_by_one(_trial)
 )

@@ -12,10 +12,16 @@ POINTS = ("write", "fsync", "replace", "mkdir", "unlink", "link", "open")
 
 
 class Faults:
-    """Counts the points at which the storage module touches the disk; acts at one of them."""
+    """Counts the points at which the storage module touches the disk; acts at one of them.
 
-    def __init__(self, at=None, act=None):
-        self.at, self.act, self.count = at, act, 0
+    Args:
+        at: The number of the point, from 1.
+        act: What happens there.
+        after: Whether there are points after calls too, and not only before and within them.
+    """
+
+    def __init__(self, at=None, act=None, *, after=True):
+        self.at, self.act, self.after, self.count = at, act, after, 0
 
     def point(self):
         """Pass a point; whether it is the chosen one."""
@@ -41,10 +47,12 @@ class _System:
             return original
 
         def call(*args, **kwargs):
+            if name == "open" and not args[1] & os.O_CREAT:
+                return original(*args, **kwargs)
             if self._faults.point():
                 self._faults.act()
             value = original(*args, **kwargs)
-            if self._faults.point():
+            if self._faults.after and self._faults.point():
                 self._faults.act()
             return value
 

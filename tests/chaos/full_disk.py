@@ -11,12 +11,13 @@ NAMES += ["fit", "reproduce"]
 
 def _trial(materials, rng, directory):
     name = NAMES[rng.integers(len(NAMES))]
-    wanted, num_points, _ = kills.reference(materials, name)
+    wanted, num_points, _ = kills.reference(materials, name, after=False)
     kills.prepare(materials, name, directory)
     point = int(rng.integers(1, num_points + 1))
     what = f"{name}, disk full at write point {point}/{num_points}"
     operation = kills.OPERATIONS[name]
-    ended = in_child(kills.faulty, operation, materials, directory, point, disk_full, limit=600)
+    arguments = (operation, materials, directory, point, disk_full, False)
+    ended = in_child(kills.faulty, *arguments, limit=600)
     if ended.crash:
         return Result(what, name, ended.crash)
     message = str(ended.raised.message if ended.raised else ended.value or "")

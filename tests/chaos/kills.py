@@ -53,11 +53,11 @@ NEEDED |= {"save logs": ["set"], "replace logs": ["set", "other-logs"]}
 
 
 @functools.cache
-def reference(materials, name):
+def reference(materials, name, *, after=True):
     """Files of an undisturbed operation, the number of its write points and its duration."""
 
     def run(directory):
-        faults = Faults().install()
+        faults = Faults(after=after).install()
         prepare(materials, name, directory)
         problems = OPERATIONS[name](materials, directory)
         if problems:
@@ -119,8 +119,9 @@ def _trial(materials, rng, directory):
     return Result(what, name, problem or differences(wanted, files(directory)))
 
 
-def faulty(operation, materials, directory, point, act):
-    Faults(point, act).install()
+def faulty(operation, materials, directory, point, act, after=True):
+    """Run an operation in which something happens at a write point."""
+    Faults(point, act, after=after).install()
     operation(materials, directory)
 
 
@@ -162,5 +163,5 @@ def differences(wanted, got):
 
 
 EXPERIMENT = Experiment(
-    "kills", "A process is killed while it writes, and run again", 1_000, 10, one_by_one(_trial)
+    "kills", "A process is killed while it writes, and run again", 1_000, 8, one_by_one(_trial)
 )

@@ -245,4 +245,4 @@ def _read_observations(materials, place):
     return [read_observations(path, ("a", "b", "c")) for path in sorted(place.iterdir())]
 
 
-EXPERIMENT = Experiment("malicious", "A file is malicious", 500, 16, one_by_one(_trial))
+EXPERIMENT = Experiment("malicious", "A file is malicious", 500, 12, one_by_one(_trial))

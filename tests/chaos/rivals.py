@@ -112,4 +112,4 @@ def _later(operation, materials, directory, delay):
     return operation(materials, directory)
 
 
-EXPERIMENT = Experiment("rivals", "Two processes use one directory", 200, 5, one_by_one(_trial))
+EXPERIMENT = Experiment("rivals", "Two processes use one directory", 200, 4, one_by_one(_trial))

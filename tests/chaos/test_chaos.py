@@ -11,7 +11,7 @@ import pytest
 from chaos.report import NUMBERS, PAGE, with_table
 
 TESTS = Path(__file__).parents[1]
-SAMPLED = ("full_disk", "wrong", "unusual")
+SAMPLED = ("kills", "damage", "rivals", "full_disk", "wrong", "unusual")
 
 
 @pytest.fixture(scope="module")
