@@ -7,16 +7,18 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from cqm.arguments import real_numbers, shown
+
 Array: TypeAlias = Any  # a NumPy or JAX array
 
 
 def floats(name: str, values: Array) -> Array:
     """The values as a floating-point array of the same kind; NaN in concrete values is refused."""
     if namespace(values) is np:
-        values = np.asarray(values, dtype=np.float64)
+        values = real_numbers(name, values)
     elif values.dtype.kind in "biu":
         values = values.astype(float)
-    concrete = known_values(values)
+    concrete = known_values(name, values)
     if concrete is not None and np.isnan(concrete).any():
         raise ValueError(f"{name} must not contain NaN; got {np.isnan(concrete).sum()} of them")
     return values
@@ -28,10 +30,15 @@ def namespace(*values: Any) -> Any:
     return jax.numpy if jax and any(isinstance(x, jax.Array) for x in values) else np
 
 
-def known_values(values: Any) -> np.ndarray | None:
+def known_values(name: str, values: Any) -> np.ndarray | None:
     """The values as a NumPy array, or None if they are traced and have no values yet."""
     jax = sys.modules.get("jax")
-    return None if jax and isinstance(values, jax.core.Tracer) else np.asarray(values)
+    if jax and isinstance(values, jax.core.Tracer):
+        return None
+    try:
+        return np.asarray(values)
+    except Exception as error:  # conversion runs the object's own code
+        raise ValueError(f"{name} must be numbers; got {shown(values)}") from error
 
 
 def resolution(values: Array) -> float:

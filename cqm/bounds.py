@@ -13,7 +13,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import spatial
 
+from cqm.arguments import choice, number, real_numbers, whole_number_or_none
 from cqm.quotient import as_reference
+
+_SUMMED = 1_000_000  # steps up to which a total mass is summed as the outcomes are
 
 
 def total_mass(discount: float, horizon: int | None) -> float:
@@ -22,15 +25,15 @@ def total_mass(discount: float, horizon: int | None) -> float:
     >>> total_mass(0.5, 2), total_mass(0.75, None), total_mass(1.0, 12)
     (1.5, 4.0, 12.0)
     """
-    if horizon is not None and not (isinstance(horizon, (int, np.integer)) and horizon >= 1):
-        raise ValueError(f"horizon must be a whole number of at least 1, or None; got {horizon!r}")
-    if not (0 <= discount < 1 or (discount == 1 and horizon is not None)):
+    horizon = whole_number_or_none("horizon", horizon, least=1)
+    if number("discount", discount, least=0, most=1) == 1 and horizon is None:
         raise ValueError(
-            "discount must be in [0, 1), or 1 with a finite horizon; "
-            f"got {discount} with horizon {horizon}"
+            "discount must be in [0, 1), or 1 with a finite horizon; got 1.0 with horizon None"
         )
     if horizon is None:
         return 1 / (1 - discount)
+    if horizon > _SUMMED:  # the powers of such a series are not worth adding up one by one
+        return float(horizon) if discount == 1 else (1 - discount**horizon) / (1 - discount)
     return float(np.sum(discount ** np.arange(horizon)))
 
 
@@ -43,7 +46,7 @@ def total_variation(reference: ArrayLike, discount: float, horizon: int | None) 
     >>> total_variation([0.75, 0.25], 0.5, 2).tolist()
     [0.75, 2.25]
     """
-    reference = np.asarray(reference, float)
+    reference = real_numbers("reference", reference)
     if reference.ndim < 1 or reference.shape[-1] < 2:
         raise ValueError(
             f"reference must be [..., at least 2 actions]; got shape {reference.shape}"
@@ -102,8 +105,7 @@ def combined_regret(
     >>> float(combined_regret(1.0, 0.5, 0.1, 0.75, None, form="paper"))
     2.6
     """
-    if form not in ("tight", "paper"):
-        raise ValueError(f"form must be 'tight' or 'paper'; got {form!r}")
+    choice("form", form, ("tight", "paper"))
     projection = reward_projection_error(reward_error, discount, horizon)
     return feature_regret(weight_norm, effect_error) + (2 if form == "paper" else 1) * projection
 
@@ -127,8 +129,10 @@ def covering_radius(candidates: ArrayLike, low: ArrayLike, high: ArrayLike) -> f
     >>> covering_radius([[-1.0], [0.0], [1.0]], [-1.0], [1.0])
     0.5
     """
-    points = np.atleast_2d(np.asarray(candidates, float))
-    low, high = np.atleast_1d(np.asarray(low, float)), np.atleast_1d(np.asarray(high, float))
+    points = np.atleast_2d(real_numbers("candidates", candidates))
+    low, high = (
+        np.atleast_1d(real_numbers(name, bound)) for name, bound in (("low", low), ("high", high))
+    )
     if points.ndim != 2 or not points.shape[1:] == low.shape == high.shape or not points.size:
         raise ValueError(
             "candidates must be [candidates, controls] with low and high [controls]; "
@@ -185,7 +189,7 @@ def _farthest_in_cell(points: np.ndarray, i: int, low: np.ndarray, high: np.ndar
 
 
 def _not_negative(name: str, value: ArrayLike) -> np.ndarray:
-    value = np.asarray(value, float)
+    value = real_numbers(name, value)
     if not np.all(value >= 0):
         raise ValueError(f"{name} must not be negative or NaN; got {value}")
     return value

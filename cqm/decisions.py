@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from cqm import bounds
+from cqm.arguments import instance, number, real_numbers, shown, text
 from cqm.display import counted, data_frame, html_table, text_table
 from cqm.names import checked_action_names
 from cqm.queries import Query, QueryLike
@@ -35,13 +36,36 @@ def query_weights(query: QueryLike) -> np.ndarray:
     if isinstance(query, Query):
         return query.weights
     if isinstance(query, np.ndarray):
-        return query
-    if not isinstance(query, Sequence) or not all(isinstance(one, Query) for one in query):
+        weights = real_numbers("query", query, finite=True)
+        if weights.ndim not in (1, 2):
+            raise ValueError(
+                "weights must be [features] for one query or [queries, features] for several; "
+                f"got shape {list(weights.shape)}"
+            )
+        return weights
+    if (
+        not isinstance(query, Sequence)
+        or not all(isinstance(one, Query) for one in query)
+        or len({len(one.weights) for one in query}) != 1
+    ):
         raise ValueError(
-            f"query must be a cqm.Query, several of them, or an array of weights; got {query!r}; "
-            'make one from text with cqm.Query.formula("...", world)'
+            "query must be a cqm.Query, several of them on the same features, or an array of "
+            f"weights; got {shown(query)}; make one from text with "
+            'cqm.Query.formula("...", world)'
         )
     return np.stack([one.weights for one in query])
+
+
+def single_query(query: Query | np.ndarray) -> Query:
+    """One query, also from an array of its weights."""
+    if isinstance(query, Query):
+        return query
+    weights = query_weights(query)
+    if weights.ndim != 1:
+        raise ValueError(
+            f"bounds hold for one query at a time; got {len(weights)} of them; ask one by one"
+        )
+    return Query(weights, "the given weights")
 
 
 def advantage(effects: np.ndarray, query: QueryLike) -> np.ndarray:
@@ -50,7 +74,7 @@ def advantage(effects: np.ndarray, query: QueryLike) -> np.ndarray:
     >>> advantage(np.array([[[1.0, 0.0], [-1.0, 0.0]]]), np.array([2.0, 5.0])).tolist()
     [[2.0, -2.0]]
     """
-    weights = _fitting_weights(effects, query)
+    effects, weights = _fitting(effects, query)
     if weights.ndim == 1:
         return effects @ weights
     # A single matrix product for all states and queries.
@@ -64,7 +88,7 @@ def rank(advantages: np.ndarray) -> np.ndarray:
     >>> rank(np.array([0.1, 0.5, 0.1])).tolist()
     [1, 0, 2]
     """
-    return np.argsort(-advantages, axis=-1, kind="stable")
+    return np.argsort(-_checked(advantages), axis=-1, kind="stable")
 
 
 def best(advantages: np.ndarray) -> np.ndarray:
@@ -73,7 +97,7 @@ def best(advantages: np.ndarray) -> np.ndarray:
     >>> best(np.array([[0.1, 0.5], [0.5, 0.5]])).tolist()
     [1, 0]
     """
-    return np.argmax(advantages, axis=-1)
+    return np.argmax(_checked(advantages), axis=-1)
 
 
 def act(effects: np.ndarray, query: QueryLike) -> np.ndarray:
@@ -85,7 +109,7 @@ def act(effects: np.ndarray, query: QueryLike) -> np.ndarray:
     >>> act(np.array([[[1.0, 0.0], [-1.0, 0.0]]]), np.array([[2.0, 5.0], [-1.0, 0.0]])).tolist()
     [[0, 1]]
     """
-    weights = _fitting_weights(effects, query)
+    effects, weights = _fitting(effects, query)
     if weights.ndim == 1:
         return best(effects @ weights)
     leading, (num_actions, size) = effects.shape[:-2], effects.shape[-2:]
@@ -107,14 +131,44 @@ def act(effects: np.ndarray, query: QueryLike) -> np.ndarray:
     return chosen.reshape(*leading, len(weights))
 
 
-def _fitting_weights(effects: np.ndarray, query: QueryLike) -> np.ndarray:
-    weights = query_weights(query)
+def _fitting(effects: np.ndarray, query: QueryLike) -> tuple[np.ndarray, np.ndarray]:
+    """Effects, and weights on as many features."""
+    effects, weights = _checked_effects("effects", effects), query_weights(query)
     if weights.shape[-1] != effects.shape[-1]:
+        raise ValueError(_misfit(weights.shape[-1], effects.shape[-1]))
+    return effects, weights
+
+
+def project(contrasts: np.ndarray, query: Query) -> np.ndarray:
+    """The values `[...]` of a query for contrasts `[..., features]` between two actions."""
+    if len(query.weights) != contrasts.shape[-1]:
+        raise ValueError(_misfit(len(query.weights), contrasts.shape[-1]))
+    return contrasts @ query.weights
+
+
+def _misfit(weighed: int, num_features: int) -> str:
+    return (
+        f"the query weights {weighed} features, but the effects have {num_features}; build the "
+        "query with the world that the model was trained on"
+    )
+
+
+def _checked_effects(name: str, effects: np.ndarray) -> np.ndarray:
+    effects = real_numbers(name, effects, ("...", "actions", "features"))
+    if effects.shape[-2] < 2:
         raise ValueError(
-            f"the query weights {weights.shape[-1]} features, but the effects have "
-            f"{effects.shape[-1]}; build the query with the world that the model was trained on"
+            f"{name} must be [..., at least 2 actions, features]; got shape {list(effects.shape)}"
         )
-    return weights
+    return effects
+
+
+def _checked(advantages: np.ndarray) -> np.ndarray:
+    advantages = real_numbers("advantages", advantages, ("...", "actions"))
+    if advantages.shape[-1] == 0:
+        raise ValueError(
+            f"advantages must be [..., at least 1 action]; got shape {list(advantages.shape)}"
+        )
+    return advantages
 
 
 def ties(advantages: np.ndarray, *, tolerance: float = 1e-9) -> np.ndarray:
@@ -123,6 +177,7 @@ def ties(advantages: np.ndarray, *, tolerance: float = 1e-9) -> np.ndarray:
     >>> ties(np.array([[0.1, 0.5], [0.5, 0.5]])).tolist()
     [1, 2]
     """
+    advantages, tolerance = _checked(advantages), number("tolerance", tolerance, least=0)
     top = advantages.max(axis=-1, keepdims=True)
     spread = np.ptp(advantages, axis=-1, keepdims=True)
     return np.sum(top - advantages <= tolerance * spread, axis=-1)
@@ -144,6 +199,7 @@ class Calibration:
 
         Two draws per state are enough here; `calibrate`, which is for guarantees, needs 16.
         """
+        predicted, draws = _checked_draws(predicted, draws)
         if draws.shape[1] < 2:
             raise ValueError(
                 "at least 2 draws per state are needed to separate noise from error; "
@@ -175,6 +231,7 @@ class Calibration:
         Their excess error is above 0.5, and their weighted effects are at least 1% as large as
         those of the feature that matters most.
         """
+        weights = _of_features(weights, len(self.size))
         share = np.abs(weights) * np.sqrt(np.maximum(self.size, 0))
         weighed = (share > 0) & (share >= 0.01 * share.max(axis=-1, keepdims=True))
         weighed = weighed.reshape(-1, len(self.size)).any(axis=0)
@@ -188,7 +245,8 @@ class Calibration:
     def noise_floor(self) -> float:
         """The smallest NMSE against single draws that any function of the state can reach."""
         noise = float(self.noise.sum())
-        return noise / (float(self.size.sum()) + noise)
+        total = float(self.size.sum()) + noise
+        return noise / total if total else 0.0  # without any effect there is no noise in them
 
     @property
     def nmse(self) -> float:
@@ -216,7 +274,7 @@ class Calibration:
 
     def radius(self, weights: np.ndarray, confidence: float) -> float:
         """The radius within which all contrasts of a query lie with the given probability."""
-        errors = self.residuals @ weights
+        errors = self.residuals @ _of_features(weights, len(self.size))
         return _conformal(np.ptp(errors, axis=1), confidence)
 
     def effect_error(self, confidence: float) -> float:
@@ -326,6 +384,8 @@ def query_radius(
     query: Query, calibration: Calibration, discount: float, horizon: int, confidence: float
 ) -> float:
     """The radius within which all contrasts of a query lie, including its projection error."""
+    query = single_query(query)
+    instance("calibration", calibration, Calibration, "a Calibration, from decisions.calibrate")
     error = 0.0 if query.error is None else query.error.supremum
     projection = float(bounds.reward_projection_error(error, discount, horizon))
     return calibration.radius(query.weights, confidence) + projection
@@ -333,7 +393,7 @@ def query_radius(
 
 def certify(
     effects: np.ndarray,
-    query: Query,
+    query: Query | np.ndarray,
     calibration: Calibration,
     *,
     discount: float,
@@ -350,7 +410,7 @@ def certify(
 
     Args:
         effects: Predicted effects `[n, actions, features]`, or `[actions, features]` for one state.
-        query: The reward.
+        query: The reward, or its weights `[features]`.
         calibration: The model's errors on held-out states.
         discount: Discount factor of the outcomes.
         horizon: Horizon of the outcomes.
@@ -358,7 +418,10 @@ def certify(
         action_names: Names of the actions; their indices by default.
         continuation: What follows the first action, in words.
     """
+    query, effects = single_query(query), _checked_effects("effects", effects)
     effects = effects.reshape(-1, *effects.shape[-2:])
+    instance("calibration", calibration, Calibration, "a Calibration, from decisions.calibrate")
+    text("continuation", continuation)
     advantages = advantage(effects, query)
     chosen = best(advantages)
     ordered = -np.sort(-advantages, axis=1)
@@ -397,6 +460,7 @@ def meaning_of_best(discount: float, horizon: int, continuation: str) -> str:
 
 def calibrate(predicted: np.ndarray, draws: np.ndarray) -> Calibration:
     """Calibrate for guarantees: `Calibration.from_draws` with at least 16 draws per state."""
+    predicted, draws = _checked_draws(predicted, draws)
     if draws.shape[1] < 16:
         raise ValueError(
             "calibration needs at least 16 draws per state, so that their mean is close to the "
@@ -405,10 +469,33 @@ def calibrate(predicted: np.ndarray, draws: np.ndarray) -> Calibration:
     return Calibration.from_draws(predicted, draws)
 
 
+def _checked_draws(predicted: np.ndarray, draws: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Predicted effects and draws that fit together."""
+    predicted = real_numbers("predicted", predicted, ("n", "actions", "features"), finite=True)
+    draws = real_numbers("draws", draws, ("n", "draws", "actions", "features"), finite=True)
+    num, _, num_actions, size = draws.shape
+    if predicted.shape != (num, num_actions, size) or num == 0 or num_actions < 2:
+        raise ValueError(
+            "predicted effects [n, actions, features] and draws [n, draws, actions, features] "
+            "must be of the same states, at least 1, and actions, at least 2; got shapes "
+            f"{list(predicted.shape)} and {list(draws.shape)}"
+        )
+    return predicted, draws
+
+
+def _of_features(weights: np.ndarray, num: int) -> np.ndarray:
+    """Weights `[..., features]` that fit a calibration."""
+    weights = real_numbers("weights", weights, ("...", "features"), finite=True)
+    if weights.shape[-1] != num:
+        raise ValueError(
+            f"weights must be [..., {num}], one per feature; got shape {list(weights.shape)}"
+        )
+    return weights
+
+
 def _conformal(scores: np.ndarray, confidence: float) -> float:
     """The smallest bound that a new, exchangeable score respects with the given probability."""
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence must be in (0, 1); got {confidence}")
+    confidence = number("confidence", confidence, above=0, below=1)
     needed = math.ceil((len(scores) + 1) * confidence)
     if needed > len(scores):
         raise ValueError(

@@ -11,13 +11,14 @@ are listed: one for each nonzero transition probability.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy import sparse
 from scipy.sparse import linalg as sparse_linalg
 
+from cqm.arguments import choice, generator, instance, real_numbers, shown
 from cqm.bounds import total_mass
 from cqm.quotient import Reference, as_reference, center
 
@@ -39,6 +40,12 @@ class FiniteMDP:
 
     def __init__(self, transitions: ArrayLike | sparse.sparray, policy: ArrayLike | None = None):
         if sparse.issparse(transitions):
+            given: Any = transitions
+            if given.ndim != 2 or given.dtype.kind not in "biuf":
+                raise ValueError(
+                    "sparse transitions must be numbers [states · actions, states]; "
+                    f"got {shown(transitions)}"
+                )
             self.transitions = sparse.csr_array(transitions, dtype=float, copy=True)
             rows, self.num_states = self.transitions.shape
             if self.num_states == 0 or rows % self.num_states:
@@ -48,7 +55,7 @@ class FiniteMDP:
                 )
             self.num_actions = rows // self.num_states
         else:
-            dense = np.asarray(transitions, float)
+            dense = real_numbers("transitions", transitions)
             if dense.ndim != 3 or dense.shape[0] != dense.shape[2] or not dense.size:
                 raise ValueError(
                     f"transitions must be [states, actions, states]; got shape {dense.shape}"
@@ -66,7 +73,7 @@ class FiniteMDP:
         shape = (self.num_states, self.num_actions)
         if policy is None:
             policy = np.full(shape, 1 / self.num_actions)
-        self.policy = np.array(policy, float)
+        self.policy = real_numbers("policy", policy).copy()
         if self.policy.shape != shape:
             raise ValueError(f"policy must be [states, actions] = {shape}; got {self.policy.shape}")
         _check_stochastic("policy", self.policy, self.policy.sum(axis=1))
@@ -102,6 +109,7 @@ def successor_measure(
     >>> successor_measure(stay_or_go, discount=0.5, horizon=2)[0].tolist()
     [[1.25, 0.25], [0.0, 1.5]]
     """
+    _checked_mdp(mdp)
     total_mass(discount, horizon)
     _checked_space(space)
     states = np.arange(mdp.num_states) if states is None else states
@@ -160,6 +168,7 @@ def reference_measure(measures: np.ndarray, reference: Reference = None) -> np.n
     >>> reference_measure(np.array([[[1.25, 0.25], [0.0, 1.5]]])).tolist()
     [[0.625, 0.875]]
     """
+    measures = _checked_measures(measures, 2)
     return (as_reference(reference, measures)[..., None] * measures).sum(axis=-2)
 
 
@@ -169,6 +178,7 @@ def jordan_parts(signed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     >>> [part.tolist() for part in jordan_parts(np.array([0.5, -0.5]))]
     [[0.5, 0.0], [0.0, 0.5]]
     """
+    signed = _checked_measures(signed)
     return np.maximum(signed, 0), np.maximum(-signed, 0)
 
 
@@ -178,7 +188,7 @@ def mass(measures: np.ndarray) -> np.ndarray:
     >>> float(mass(np.array([1.25, 0.25])))
     1.5
     """
-    return measures.sum(axis=-1)
+    return _checked_measures(measures).sum(axis=-1)
 
 
 def total_variation(measures: np.ndarray) -> np.ndarray:
@@ -187,7 +197,7 @@ def total_variation(measures: np.ndarray) -> np.ndarray:
     >>> float(total_variation(np.array([0.5, -0.5])))
     1.0
     """
-    return np.abs(measures).sum(axis=-1)
+    return np.abs(_checked_measures(measures)).sum(axis=-1)
 
 
 def integrate(measures: np.ndarray, reward: ArrayLike) -> np.ndarray:
@@ -198,7 +208,7 @@ def integrate(measures: np.ndarray, reward: ArrayLike) -> np.ndarray:
     >>> integrate(np.array([[1.25, 0.25], [0.0, 1.5]]), [1.0, 0.0]).tolist()
     [1.25, 0.0]
     """
-    reward = np.asarray(reward, float)
+    measures, reward = _checked_measures(measures), real_numbers("reward", reward)
     if reward.shape != measures.shape[-1:]:
         raise ValueError(
             f"reward must be [{measures.shape[-1]}], one per event; got shape {reward.shape}"
@@ -214,7 +224,7 @@ def project(measures: np.ndarray, features: ArrayLike) -> np.ndarray:
     >>> project(np.array([[1.25, 0.25], [0.0, 1.5]]), [[1.0, 2.0], [0.0, 1.0]]).tolist()
     [[1.25, 2.75], [0.0, 1.5]]
     """
-    features = np.asarray(features, float)
+    measures, features = _checked_measures(measures), real_numbers("features", features)
     if features.ndim != 2 or len(features) != measures.shape[-1]:
         raise ValueError(
             f"features must be [{measures.shape[-1]} events, d]; got shape {features.shape}"
@@ -233,6 +243,7 @@ def density_ratio(measures: np.ndarray, base: np.ndarray) -> np.ndarray:
     >>> density_ratio(np.array([[[1.25, 0.25], [0.0, 1.5]]]), np.array([[0.625, 0.875]])).tolist()
     [[[1.0, -0.7142857142857143], [-1.0, 0.7142857142857142]]]
     """
+    measures, base = real_numbers("measures", measures), real_numbers("base", base)
     if measures.ndim != 3 or np.isnan(measures).any() or np.isnan(base).any():
         raise ValueError(
             "measures must be [states, actions, events], and measures and base without NaN; "
@@ -263,6 +274,7 @@ def outcome_posterior(measures: np.ndarray, reference: Reference = None) -> np.n
     >>> outcome_posterior(np.array([[[3.0, 0.0], [1.0, 4.0]]]))[0].tolist()
     [[0.75, 0.0], [0.25, 1.0]]
     """
+    measures = _checked_measures(measures, 2)
     weights = as_reference(reference, measures)[..., None]
     joint = weights * measures
     evidence = joint.sum(axis=-2, keepdims=True)
@@ -275,6 +287,7 @@ def ratio_from_posterior(posterior: np.ndarray, reference: Reference = None) -> 
     >>> ratio_from_posterior(np.array([[[0.75, 0.0], [0.25, 1.0]]]))[0].tolist()
     [[0.5, -1.0], [-0.5, 1.0]]
     """
+    posterior = real_numbers("posterior", posterior)
     return posterior / as_reference(reference, posterior)[..., None] - 1
 
 
@@ -305,6 +318,8 @@ def sample_events(
     >>> sample_events(stay, [0, 1], [0, 0], np.random.default_rng(0), discount=0.9).events.tolist()
     [0, 1]
     """
+    _checked_mdp(mdp)
+    generator("rng", rng)
     normaliser = total_mass(discount, horizon)
     _checked_space(space)
     states = _indices("states", states, mdp.num_states)
@@ -363,17 +378,20 @@ def _check_stochastic(name: str, values: np.ndarray, sums: np.ndarray) -> None:
 
 
 def _indices(name: str, values: ArrayLike, num: int) -> np.ndarray:
-    values = np.atleast_1d(np.asarray(values))
-    if (
-        values.ndim != 1
-        or not np.issubdtype(values.dtype, np.integer)
-        or np.any((values < 0) | (values >= num))
-    ):
-        raise ValueError(f"{name} must be indices in 0..{num - 1}; got {values}")
-    return values
+    rows = np.atleast_1d(real_numbers(name, values))
+    whole = np.asarray(values).dtype.kind in "iu"
+    if not whole or rows.ndim != 1 or not np.isin(rows, np.arange(num)).all():
+        raise ValueError(f"{name} must be indices in 0..{num - 1}; got {shown(values)}")
+    return rows.astype(np.int64)
 
 
 def _checked_space(space: str) -> str:
-    if space not in ("next_state", "transition"):
-        raise ValueError(f"event space must be 'next_state' or 'transition'; got {space!r}")
-    return space
+    return choice("event space", space, ("next_state", "transition"))
+
+
+def _checked_mdp(mdp: FiniteMDP) -> FiniteMDP:
+    return instance("mdp", mdp, FiniteMDP, "a FiniteMDP")
+
+
+def _checked_measures(values: np.ndarray, axes: int = 1) -> np.ndarray:
+    return real_numbers("measures", values, ("...", *("actions", "events")[-axes:]))

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from numbers import Integral
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from cqm.arguments import shown
+
 Action: TypeAlias = str | ArrayLike  # a name, an index, or an array of either
+MAX_ACTIONS = 2**15  # files store actions in 16 bits
 
 
 def numbered(num: int) -> tuple[str, ...]:
@@ -29,21 +33,24 @@ def checked_action_names(given: Sequence[str] | None, num: int) -> tuple[str, ..
     >>> checked_action_names(["idle", "charge"], 2)
     ('idle', 'charge')
     """
+    if num > MAX_ACTIONS:
+        raise ValueError(f"at most {MAX_ACTIONS:,} actions can be compared; got {num:,}")
     if given is None:
         return numbered(num)
-    names = () if isinstance(given, str) else tuple(given)
-    sound = all(isinstance(name, str) and name.strip() for name in names)
+    listed = isinstance(given, Iterable) and not isinstance(given, str | Mapping)
+    names = tuple(given) if listed else ()
+    sound = listed and all(isinstance(name, str) and name.strip() for name in names)
     if not sound or len(set(names)) != num or len(names) != num:
         raise ValueError(
-            f"action_names cannot be {given!r}; allowed: {num} different names, "
+            f"action_names cannot be {shown(given)}; allowed: {num} different names, "
             "one per candidate action, none of them empty"
         )
     numbers = numbered(num)
     for i, name in enumerate(names):
         if name in numbers and name != numbers[i]:
             raise ValueError(
-                f"action_names cannot be {given!r}: action {i} has the number of another action "
-                "as its name"
+                f"action_names cannot be {shown(given)}: action {i} has the number of another "
+                "action as its name"
             )
     return tuple(map(str, names))
 
@@ -58,19 +65,28 @@ def action_indices(actions: Action, names: Sequence[str]) -> np.ndarray:
     >>> action_indices([0, "charge"], ("idle", "charge")).tolist()
     [0, 1]
     """
-    array = np.asarray(actions)
-    if array.dtype.kind not in "OUT":
-        return array
-    array = np.asarray(actions, object)
+    try:
+        array = np.asarray(actions)
+        if array.dtype.kind in "iu":
+            return array
+        array = np.asarray(actions, object)
+    except Exception:  # conversion runs the object's own code
+        array = np.array([None])
     positions = {text: i for i, text in enumerate(numbered(len(names)))}
     positions |= {name: i for i, name in enumerate(names)}
 
     def index(action: Any) -> Any:
-        if isinstance(action, str) and action not in positions:
-            raise unknown("action", action, names)
-        return positions[action] if isinstance(action, str) else action
+        if isinstance(action, str):
+            if action not in positions:
+                raise unknown("action", action, names)
+            return positions[action]
+        if not isinstance(action, Integral) or isinstance(action, bool):
+            raise ValueError(
+                f"actions must be names or indices of {shortened(names)}; got {shown(actions)}"
+            )
+        return action
 
-    return np.array([index(action) for action in array.ravel()]).reshape(array.shape)
+    return np.array([index(action) for action in array.ravel()], int).reshape(array.shape)
 
 
 def unknown(what: str, name: str, available: Sequence[str]) -> ValueError:
@@ -81,7 +97,7 @@ def unknown(what: str, name: str, available: Sequence[str]) -> ValueError:
     """
     close = difflib.get_close_matches(str(name), available)
     hint = f"did you mean {close}? " if close else ""
-    return ValueError(f"unknown {what} {name!r}; {hint}available: {list(available)}")
+    return ValueError(f"unknown {what} {shown(name)}; {hint}available: {list(available)}")
 
 
 def shortened(names: Sequence[str]) -> str:

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from cqm import storage
+from cqm.arguments import path as checked_path, real_numbers, shown
 from cqm.names import shortened
 
 KINDS = (".safetensors", ".npy", ".csv")
@@ -31,12 +32,12 @@ def as_observations(values: ArrayLike, names: Sequence[str]) -> np.ndarray:
     array([1., 2., 0.])
     """
     try:
-        array = _completed(np.asarray(values, float), names)
-    except (TypeError, ValueError):  # such as a dictionary
+        array = _completed(real_numbers("observations", values), names)
+    except ValueError:  # such as a dictionary
         array = np.empty(())
     if array.ndim not in (1, 2) or array.shape[-1] != len(names):
         hint = "; flatten it with gymnasium.spaces.flatten" if _without_terminated(names) else ""
-        got = np.shape(values) or type(values).__name__
+        got = array.shape or shown(values)
         raise ValueError(
             f"observations must be [{len(names)}] for one state or [n, {len(names)}] for several, "
             f"with the columns {shortened(names)}; got {got}{hint}"
@@ -68,11 +69,13 @@ def read_observations(path: str | Path, names: Sequence[str]) -> np.ndarray:
             any order. A last observation `terminated` may be left out.
         names: Names of the observations, in the order the model expects.
     """
-    path = Path(path)
+    path = checked_path("the file of observations", path)
     if path.suffix not in KINDS:
         raise ValueError(f"{path} must end in one of {', '.join(KINDS)}")
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist")
+    if not path.is_file():  # reading from a pipe would wait forever
+        raise ValueError(f"{path} must be a file; it is a directory or a pipe")
     values = {".safetensors": _safetensors, ".npy": _npy, ".csv": _csv}[path.suffix](path, names)
     if values.dtype.kind not in "fiu":
         raise ValueError(f"{path} must contain real numbers; got {values.dtype}")
@@ -101,14 +104,19 @@ def _safetensors(path: Path, names: Sequence[str]) -> np.ndarray:
 
 def _npy(path: Path, names: Sequence[str]) -> np.ndarray:
     try:
-        return np.load(path)  # pickled arrays are refused by default
-    except (ValueError, EOFError) as error:
+        return np.lib.format.open_memmap(path, mode="r")  # pickled arrays are refused
+    except Exception as error:  # a header is Python text, and may be wrong in many ways
         raise storage.DamagedFileError(f"{path} is not an array of numbers ({error})") from error
 
 
 def _csv(path: Path, names: Sequence[str]) -> np.ndarray:
-    with open(path, newline="", encoding="utf-8-sig") as file:
-        lines = [line for line in csv.reader(file) if line]
+    try:
+        with open(path, newline="", encoding="utf-8-sig") as file:
+            lines = [line for line in csv.reader(file) if line]
+    except (csv.Error, UnicodeError) as error:
+        raise storage.DamagedFileError(
+            f"{path} is not a table of comma-separated values ({error})"
+        ) from error
     if not lines:
         return np.empty((0, len(names)))
     order: Sequence[int] = range(len(lines[0]))

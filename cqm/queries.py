@@ -18,6 +18,16 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from cqm import bounds
+from cqm.arguments import (
+    flag,
+    instance,
+    mapping,
+    number,
+    real_numbers,
+    shown,
+    texts,
+    whole_number,
+)
 from cqm.display import html_facts
 from cqm.names import unknown
 from cqm.worlds.contract import World
@@ -36,6 +46,7 @@ Features: TypeAlias = Named | Sequence[str]  # something with named features, or
 Target: TypeAlias = Mapping[str, float] | ArrayLike  # values of some features by name, or of all
 
 _POOR_FIT = 0.9  # R² below which projecting a reward warns
+_MAX_EVENTS = 10_000_000  # to sample for a projection
 _MAX_LENGTH, _MAX_DEPTH, _MAX_EXPONENT = 4000, 100, 32  # in a formula
 _ARGUMENTS = {1: "abs sqrt exp log sin cos tanh", 2: "minimum maximum", 3: "clip where"}
 _FUNCTIONS = {name: num for num, names in _ARGUMENTS.items() for name in names.split()}
@@ -80,9 +91,11 @@ class Query:
     error: ProjectionError | None = None  # None if the reward is linear in the features
 
     def __post_init__(self) -> None:
-        weights = np.array(self.weights, float)
-        if weights.ndim != 1 or not np.isfinite(weights).all():
-            raise ValueError(f"weights of {self.name!r} must be finite [features]; got {weights}")
+        weights = real_numbers("weights", self.weights, ("features",), finite=True).copy()
+        if not isinstance(self.name, str):
+            raise ValueError(f"the name of a query must be text; got {shown(self.name)}")
+        if self.error is not None:
+            instance("error", self.error, ProjectionError, "a ProjectionError or None")
         weights.setflags(write=False)
         object.__setattr__(self, "weights", weights)
 
@@ -130,6 +143,7 @@ class Query:
         array([0., 2.])
         """
         names = _names(_native(features))
+        weights = _values("weights", weights, names)
         direction = np.zeros(len(names))
         direction[_columns(weights, names)] = [*weights.values()]
         name = " + ".join(f"{weight:g}*{feature}" for feature, weight in weights.items())
@@ -199,8 +213,11 @@ class Query:
         array([ 2., -1.])
         """
         names = _names(_native(features))
-        if not isinstance(target, Mapping):
+        if isinstance(target, Mapping):
+            target = _values("target", target, names)
+        else:
             target = dict(zip(names, _vector("target", target, names), strict=True))
+        flag("squared", squared)
         if not target:
             raise ValueError(f"a goal needs a value for at least one of {list(names)}; got none")
         columns, sample = _columns(target, names), _events(features, events, num_events, seed)
@@ -216,9 +233,10 @@ class Query:
         >>> Query.samples([[0.0], [1.0], [2.0]], [5.0, 7.0, 9.0], ["x"]).weights.round(12)
         array([2.])
         """
-        if np.shape(events)[-1:] == (len(_names(features)),):
+        given = real_numbers("events", events, ("...", "features"))
+        if given.shape[-1:] == (len(_names(features)),):
             features = _names(features)
-        sample = _events(features, events)
+        sample = _events(features, given)
         return cls._projected(sample, rewards, features, f"regression on {len(sample)} samples")
 
     def regret_bound(
@@ -262,7 +280,7 @@ def project(events: ArrayLike, rewards: ArrayLike) -> tuple[np.ndarray, Projecti
     >>> abs(weights).round(12), error.supremum
     (array([0.]), 0.5)
     """
-    events, rewards = np.asarray(events, float), np.asarray(rewards, float)
+    events, rewards = real_numbers("events", events), real_numbers("rewards", rewards)
     if events.ndim != 2 or rewards.shape != events.shape[:1] or len(events) < 2:
         got = f"{list(events.shape)} and {list(rewards.shape)}"
         raise ValueError(f"a projection needs events [n, features] and rewards [n]; got {got}")
@@ -367,11 +385,14 @@ def _native(features: Features) -> Features:
 
 def _names(features: Features) -> tuple[str, ...]:
     names: Any = getattr(features, "feature_names", features)
-    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+    if callable(getattr(features, "fit", None)) and names is features:
+        raise ValueError(f"features must come from a fitted model; fit {shown(features)} first")
+    try:
+        return texts("features", names)
+    except ValueError:
         raise ValueError(
-            f"features must be a world, a data set, a model or names; got {features!r}"
-        )
-    return tuple(names)
+            f"features must be a world, a data set, a fitted model or names; got {shown(features)}"
+        ) from None
 
 
 def _columns(wanted: Iterable[str], names: Sequence[str]) -> list[int]:
@@ -382,12 +403,18 @@ def _columns(wanted: Iterable[str], names: Sequence[str]) -> list[int]:
 
 
 def _vector(what: str, values: ArrayLike, names: Sequence[str]) -> np.ndarray:
-    values = np.asarray(values, float)
+    values = real_numbers(what, values, finite=True)
     if values.shape != (len(names),):
         raise ValueError(
             f"{what} must be [{len(names)}], one per feature; got shape {values.shape}"
         )
     return values
+
+
+def _values(what: str, given: Mapping[str, float], names: Sequence[str]) -> dict[str, float]:
+    """Numbers by the name of a feature, checked."""
+    _columns(mapping(what, given, "numbers by feature name"), names)
+    return {name: number(f"{what}[{name!r}]", value) for name, value in given.items()}
 
 
 def _events(
@@ -401,8 +428,9 @@ def _events(
                 "a reward that is not linear in the features needs a world to sample events from, "
                 f"or events=...; got {type(features).__name__}"
             )
-        return sample_events(native, num_events, seed=seed)
-    events, names = np.asarray(events, float), _names(native)
+        num_events = whole_number("num_events", num_events, least=1, most=_MAX_EVENTS)
+        return sample_events(native, num_events, seed=whole_number("seed", seed, least=0))
+    events, names = real_numbers("events", events), _names(native)
     if events.ndim < 2 or events.shape[-1] != len(names):
         raise ValueError(f"events must be [..., features] {names}; got shape {events.shape}")
     return events.reshape(-1, len(names))

@@ -19,7 +19,19 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike
 
+from cqm.arguments import (
+    generator,
+    indices,
+    instance,
+    number,
+    real_numbers,
+    sequence,
+    shown,
+    whole_number,
+)
 from cqm.arrays import Array, broadcasts, floats, known_values, namespace, resolution
+from cqm.capacity import require_memory
+from cqm.names import MAX_ACTIONS
 
 Reference: TypeAlias = ArrayLike | None
 
@@ -60,7 +72,7 @@ def equivalent(f: Array, g: Array, *, tolerance: float | None = None) -> Array:
     """
     f, g = _actions_and_features("f", f), _actions_and_features("g", g)
     _same_shape("f", f, "g", g)
-    tolerance = resolution(f - g) if tolerance is None else tolerance
+    tolerance = resolution(f - g) if tolerance is None else number("tolerance", tolerance, least=0)
     distance, size_f, size_g = (abs(x).max(axis=(-2, -1)) for x in (center(f - g), f, g))
     return (distance <= tolerance * size_f) | (distance <= tolerance * size_g)
 
@@ -77,12 +89,12 @@ def contrast(effects: Array, *, action: ArrayLike, baseline: ArrayLike) -> Array
     xp, last = namespace(effects, action, baseline), effects.shape[-2] - 1
 
     def rows(name: str, index: Array) -> Array:
-        concrete = known_values(index)
+        concrete = known_values(name, index)
         if concrete is not None and not (
             np.issubdtype(concrete.dtype, np.integer)
             and np.all((concrete >= 0) & (concrete <= last))
         ):
-            raise ValueError(f"{name} must hold action indices in 0..{last}; got {concrete}")
+            raise ValueError(f"{name} must hold action indices in 0..{last}; got {shown(index)}")
         if not broadcasts(np.shape(index), effects.shape[:-2]):
             raise ValueError(
                 f"{name} must be one index or broadcast to the leading axes "
@@ -153,7 +165,9 @@ def effect_rank(effects: Array, *, tolerance: float | None = None) -> Array:
     1
     """
     effects = _actions_and_features("effects", effects)
-    tolerance = resolution(effects) if tolerance is None else tolerance
+    _not_infinite("effects", effects)
+    given = None if tolerance is None else number("tolerance", tolerance, least=0)
+    tolerance = resolution(effects) if given is None else given
     values = namespace(effects).linalg.svd(effects, compute_uv=False)
     return (values > tolerance * values[..., :1]).sum(axis=-1)
 
@@ -168,13 +182,13 @@ class EffectSpectrum:
 
     def rank(self, *, tolerance: float | None = None) -> int:
         """The dimension of the global span; energies below `tolerance` × the largest count as 0."""
-        tolerance = resolution(self.energies) ** 2 if tolerance is None else tolerance
+        given = None if tolerance is None else number("tolerance", tolerance, least=0)
+        tolerance = resolution(self.energies) ** 2 if given is None else given
         return int(np.sum(np.asarray(self.energies) > tolerance * float(self.energies[0])))
 
     def captured(self, rank: int) -> float:
         """The share of the effect energy that the best decoder of this rank can express."""
-        if rank < 0:
-            raise ValueError(f"rank must be at least 0; got {rank}")
+        rank = whole_number("rank", rank, least=0)
         energies = np.asarray(self.energies, float)
         total = np.sum(energies)
         return float(np.sum(energies[:rank]) / total) if total > 0 else 1.0
@@ -192,6 +206,7 @@ def effect_spectrum(effects: Array) -> EffectSpectrum:
     (1, 2)
     """
     effects = _actions_and_features("effects", effects)
+    _not_infinite("effects", effects)
     xp, pooled = namespace(effects), effects.reshape(-1, effects.shape[-1])
     _, values, directions = xp.linalg.svd(pooled, full_matrices=pooled.shape[0] < pooled.shape[1])
     missing = pooled.shape[1] - len(values)
@@ -216,15 +231,14 @@ class ComparisonGraph:
     edges: tuple[tuple[int, int], ...]
 
     def __post_init__(self) -> None:
-        if self.num_actions < 2:
-            raise ValueError(f"a comparison needs at least 2 actions; got {self.num_actions}")
-        actions = range(self.num_actions)
-        bad = [(a, b) for a, b in self.edges if a == b or a not in actions or b not in actions]
+        object.__setattr__(self, "num_actions", checked_num_actions(self.num_actions))
+        actions, given = range(self.num_actions), pairs_of_actions(self.edges)
+        bad = [(a, b) for a, b in given if a == b or a not in actions or b not in actions]
         if bad:
             raise ValueError(
                 f"edges must join two different actions in 0..{self.num_actions - 1}; got {bad}"
             )
-        edges = tuple((int(a), int(b)) for a, b in self.edges)
+        edges = tuple((int(a), int(b)) for a, b in given)
         counts = Counter((min(edge), max(edge)) for edge in edges)
         if repeated := sorted(pair for pair, count in counts.items() if count > 1):
             raise ValueError(
@@ -241,26 +255,33 @@ class ComparisonGraph:
     @classmethod
     def complete(cls, num_actions: int) -> ComparisonGraph:
         """Every pair of actions."""
-        return cls(num_actions, tuple(itertools.combinations(range(num_actions), 2)))
+        actions = range(checked_num_actions(num_actions))
+        pairs = len(actions) * (len(actions) - 1) // 2
+        what, advice = f"a graph of {pairs:,} edges", "compare fewer actions"
+        require_memory(what, 100 * pairs, advice)
+        return cls(num_actions, tuple(itertools.combinations(actions, 2)))
 
     @classmethod
     def star(cls, num_actions: int, hub: int = 0) -> ComparisonGraph:
         """Every action compared with one hub."""
-        return cls._unordered(num_actions, ((hub, a) for a in range(num_actions) if a != hub))
+        actions = range(checked_num_actions(num_actions))
+        hub = whole_number("hub", hub, least=0, most=len(actions) - 1)
+        return cls._unordered(num_actions, ((hub, a) for a in actions if a != hub))
 
     @classmethod
     def path(cls, num_actions: int) -> ComparisonGraph:
         """Every action compared with the next."""
-        return cls(num_actions, tuple(itertools.pairwise(range(num_actions))))
+        actions = range(checked_num_actions(num_actions))
+        return cls(num_actions, tuple(itertools.pairwise(actions)))
 
     @classmethod
     def random(
         cls, num_actions: int, rng: np.random.Generator, *, extra_edges: int = 0
     ) -> ComparisonGraph:
         """A random connected graph: a random tree plus `extra_edges` more edges."""
-        if extra_edges < 0:
-            raise ValueError(f"extra_edges must be at least 0; got {extra_edges}")
-        order = rng.permutation(num_actions)
+        num_actions = checked_num_actions(num_actions)
+        extra_edges = whole_number("extra_edges", extra_edges, least=0)
+        order = generator("rng", rng).permutation(num_actions)
         tree = [(int(order[rng.integers(i)]), int(order[i])) for i in range(1, num_actions)]
         present = cls._unordered(num_actions, tree).edges
         absent = sorted(set(cls.complete(num_actions).edges) - set(present))
@@ -277,10 +298,13 @@ class ComparisonGraph:
         >>> ComparisonGraph.from_families(3, [[0, 1], [1, 2]]).edges
         ((0, 1), (1, 2))
         """
-        arms = np.asarray(arms)
-        if arms.ndim != 2 or arms.shape[1] < 2:
-            raise ValueError(f"arms must be [families, at least 2 arms]; got shape {arms.shape}")
-        subsets = np.unique(np.sort(arms, axis=1), axis=0).tolist()
+        num_actions = checked_num_actions(num_actions)
+        rows = real_numbers("arms", arms, ("families", "arms"))
+        if rows.shape[1] < 2:
+            raise ValueError(f"arms must be [families, at least 2 arms]; got shape {rows.shape}")
+        if not np.all(np.isfinite(rows) & (rows == np.floor(rows))):
+            raise ValueError(f"arms must be indices of actions; got {shown(arms)}")
+        subsets = np.unique(np.sort(rows.astype(np.int64), axis=1), axis=0).tolist()
         return cls._unordered(
             num_actions, (edge for row in subsets for edge in itertools.combinations(row, 2))
         )
@@ -288,6 +312,8 @@ class ComparisonGraph:
     @classmethod
     def union(cls, graphs: Sequence[ComparisonGraph]) -> ComparisonGraph:
         """All comparisons of several graphs over the same actions."""
+        for graph in sequence("graphs", graphs, "comparison graphs"):
+            _checked_graph(graph)
         if len({graph.num_actions for graph in graphs}) != 1:
             raise ValueError(
                 "a union needs at least one graph, all with the same actions; got num_actions "
@@ -321,8 +347,9 @@ class ComparisonGraph:
         Traceback (most recent call last):
         ValueError: the comparison graph is not connected: components (0, 1), (2, 3); ...
         """
-        wanted = set(range(self.num_actions) if among is None else among)
-        if strangers := sorted(wanted - set(range(self.num_actions))):
+        actions = range(self.num_actions)
+        wanted = set(actions if among is None else map(int, indices("among", among)))
+        if strangers := sorted(wanted - set(actions)):
             raise ValueError(
                 f"among must hold actions in 0..{self.num_actions - 1}; got {strangers}"
             )
@@ -363,6 +390,7 @@ def effects_from_differences(
      [-0.33333333]
      [ 1.66666667]]
     """
+    _checked_graph(graph)
     differences = floats("differences", differences)
     if differences.ndim < 2 or differences.shape[-2] != len(graph.edges):
         raise ValueError(
@@ -382,7 +410,7 @@ def edge_loss(graph: ComparisonGraph, predicted: Array, outcomes: Array) -> Arra
     >>> float(edge_loss(ComparisonGraph.complete(2), [[0.0], [2.0]], [[5.0], [9.0]]))
     4.0
     """
-    if not graph.edges:
+    if not _checked_graph(graph).edges:
         raise ValueError("the graph has no edges; a loss needs at least one comparison")
     residuals = _residuals(predicted, outcomes)
     return (graph.differences(residuals) ** 2).sum(axis=-1).mean()
@@ -390,6 +418,8 @@ def edge_loss(graph: ComparisonGraph, predicted: Array, outcomes: Array) -> Arra
 
 def as_reference(reference: Reference, outcomes: Array) -> Array:
     """The reference, checked, as an array that broadcasts against `outcomes[..., 0]`."""
+    if not hasattr(outcomes, "ndim") or not hasattr(outcomes, "dtype"):
+        outcomes = real_numbers("outcomes", outcomes)
     if outcomes.ndim < 2 or outcomes.shape[-2] < 2:
         raise ValueError(
             "a reference needs outcomes of [..., at least 2 actions, features]; "
@@ -406,7 +436,7 @@ def as_reference(reference: Reference, outcomes: Array) -> Array:
             f"reference must be [{num_actions}] or {list(outcomes.shape[:-1])}; "
             f"got shape {weights.shape}"
         )
-    concrete = known_values(reference)
+    concrete = known_values("reference", reference)
     if concrete is not None:
         if np.any(concrete <= 0):
             raise ValueError(
@@ -419,6 +449,32 @@ def as_reference(reference: Reference, outcomes: Array) -> Array:
             raise ValueError(f"reference must sum to 1 over the actions; got {worst}")
     # A reference rounded to float32 sums to one only approximately and would not centre exactly.
     return weights / weights.sum(axis=-1, keepdims=True)
+
+
+def checked_num_actions(num_actions: int) -> int:
+    """A number of actions that can be compared."""
+    return whole_number("num_actions", num_actions, least=2, most=MAX_ACTIONS)
+
+
+def pairs_of_actions(edges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Edges as pairs of whole numbers."""
+    try:
+        return [(a, b) for a, b in (indices("an edge", edge) for edge in edges)]
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"edges must be pairs of actions, such as ((0, 1), (1, 2)); got {shown(edges)}"
+        ) from None
+
+
+def _checked_graph(graph: ComparisonGraph) -> ComparisonGraph:
+    return instance("graph", graph, ComparisonGraph, "a ComparisonGraph")
+
+
+def _not_infinite(name: str, values: Array) -> None:
+    """Refuse infinity, of which a decomposition would make NaN or an error of its own."""
+    concrete = known_values(name, values)
+    if concrete is not None and np.isinf(concrete).any():
+        raise ValueError(f"{name} must be finite; got {np.isinf(concrete).sum()} infinite values")
 
 
 def _actions_and_features(name: str, values: Array) -> Array:

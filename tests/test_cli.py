@@ -357,4 +357,8 @@ def test_stopped_by_hand_it_says_how_to_continue(tmp_path):
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert err.splitlines()[-1] == "cqm: interrupted; rerun the command to resume"
+    kept = len(list((tmp_path / "b").glob("shard-*.json")))
+    said = f"{kept} of 5 shards are kept in {tmp_path / 'b'}; rerun the command to resume"
+    if kept == 0:
+        said = "nothing was kept; rerun the command to start again"
+    assert err.splitlines()[-1] == f"cqm: interrupted; {said}"

@@ -279,7 +279,7 @@ def changed(array, index, value):
         (lambda: sample_events(MDP, [0], [0], RNG, discount=1.0), r"discount .*got 1\.0"),
         (lambda: measures.effect_measure(FAMILY, [0.0, 1.0]), r"reference .*above 0; got .*0\.0"),
         (lambda: measures.reference_measure(FAMILY, [0.5, 0.4]), r"sum to 1 .*got 0\.9"),
-        (lambda: measures.reference_measure(FAMILY[0, 0]), r"at least 2 actions.*got shape \(2,\)"),
+        (lambda: measures.reference_measure(FAMILY[0, 0]), r"actions, events.*got shape \[2\]"),
         (lambda: measures.outcome_posterior(FAMILY, [[0.5, 0.5]] * 3), r"\[2\].* \(3, 2\)"),
         (lambda: measures.effect_measure(changed(FAMILY, 0, np.nan)), "NaN; got 4"),
         (lambda: measures.integrate(FAMILY, [1.0]), r"reward .*\[2\], .*got shape \(1,\)"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from cqm.branches.simulate import Block, Plan, simulate_blocks
+from cqm.display import counted
 from cqm.progress import Advance
 
 _RETRIES = 3
@@ -45,6 +46,6 @@ def simulate_on_cluster(
     if failed:
         lines = "\n".join(f"  shard {index}: {why}" for index, why in sorted(failed.items()))
         raise RuntimeError(
-            f"{len(failed)} shards failed after {_RETRIES} retries; the others were written; "
-            f"rerun the command to retry only these:\n{lines}"
+            f"{counted(len(failed), 'shard')} failed after {_RETRIES} retries; the others were "
+            f"written; rerun the command to retry only these:\n{lines}"
         )

@@ -19,17 +19,29 @@ from typing import Any
 import numpy as np
 
 from cqm import storage
+from cqm.arguments import (
+    instance,
+    output_directory,
+    show_progress as checked_show_progress,
+    text,
+    whole_number,
+    whole_number_or_none,
+)
 from cqm.branches import shards
 from cqm.branches.cluster import simulate_on_cluster
 from cqm.branches.dataset import Branches
 from cqm.branches.recipe import BLOCK, Continuation, Policy, Recipe
 from cqm.branches.simulate import Block, Plan, dropped, first_error, simulate_blocks
+from cqm.capacity import require_disk, require_memory
+from cqm.display import counted
 from cqm.names import action_indices, checked_action_names
-from cqm.progress import Advance, progress
+from cqm.progress import Advance, progress, say
 from cqm.quotient import ComparisonGraph
 from cqm.worlds.contract import World, concatenate
+from cqm.worlds.loading import load_world
 
 SHARD_BYTES = 32 * 2**20  # approximate size of a shard
+_MAX_THREADS = 4096
 MANY_DROPPED = 0.01  # share of the families above which collecting warns
 
 
@@ -38,7 +50,7 @@ class DroppedWarning(UserWarning):
 
 
 def collect(
-    world: World,
+    world: World | str,
     *,
     states: int = 20_000,
     horizon: int = 12,
@@ -58,7 +70,7 @@ def collect(
     """Collect branches of a world; issues a `DroppedWarning` if many families are dropped.
 
     Args:
-        world: The world to branch.
+        world: The world to branch, or its name for `load_world`.
         states: Number of states to branch; a state is dropped, and counted, if any of its branches
             fails.
         horizon: Steps per branch, including the first action.
@@ -81,22 +93,29 @@ def collect(
             lines elsewhere; False shows nothing.
         blocks_per_task: Number of blocks (of 256 states) that a thread takes at a time.
 
-    >>> from cqm.worlds import load_world
-    >>> world = load_world("cartpole-swingup")
-    >>> collect(world, states=4, seed=7)
+    >>> collect("cartpole-swingup", states=4, seed=7)
     Branches(cartpole-swingup, 4 families of 3/3 arms, 1 draw, horizon 12, discount 0.95, seed 7)
     """
+    world = load_world(world) if isinstance(world, str) else world
+    instance("world", world, World, "a World or the name of one, such as 'cartpole-swingup'")
+    directory = None if out is None else output_directory("out", out)
+    threads = whole_number_or_none("threads", threads, least=1, most=_MAX_THREADS)
+    blocks_per_task = whole_number("blocks_per_task", blocks_per_task, least=1)
+    checked_show_progress(show_progress)
     law = Continuation.of(continuation)
     names = checked_action_names(world.action_names, len(world.candidate_actions))
     chosen: Any = arms
-    if isinstance(arms, Sequence):
+    if isinstance(arms, Sequence) and not isinstance(arms, str | bytes):
         chosen = [action_indices(subset, names).tolist() for subset in arms]
     recipe = Recipe(states, horizon, discount, draws, chosen, warmup, law, per_step, seed)
     plan, error = plan_collection(world, recipe), ""
-    if cluster is not None and out is None:
+    if cluster is not None and directory is None:
         raise ValueError("collecting on a cluster needs a directory to write to; pass out=")
+    if cluster is not None:
+        text("cluster", cluster)
+    _check_size(plan, directory)
     what = f"collecting {world.name}"
-    if out is None:
+    if directory is None:
         memory, indices = [], range(plan.num_shards)
         with progress(what, states, unit="states", show=show_progress) as advance:
             for _, blocks in _simulate_shards(plan, indices, threads, blocks_per_task, advance):
@@ -105,10 +124,13 @@ def collect(
                 error = error or first_error(blocks)
         return _warned(Branches(plan.manifest(None), memory, mixing=world.mixing), error)
 
-    directory = Path(out)
     digest = _prepare(directory, plan)
     missing = [i for i in range(plan.num_shards) if not _is_complete(directory, i, digest)]
     planned = sum(plan.num_states(plan.blocks(index)) for index in missing)
+    if missing and len(missing) < plan.num_shards:
+        complete = plan.num_shards - len(missing)
+        num = counted(plan.num_shards, "shard")
+        say(f"Resuming: {complete} of {num} are complete", show_progress)
     with progress(what, planned, unit="states", show=show_progress) as advance:
         if cluster is None:
             simulated = _simulate_shards(plan, missing, threads, blocks_per_task, advance)
@@ -160,16 +182,47 @@ def _check_arms(
     if arms is None:
         return np.arange(num_actions)[None], num_actions
     if isinstance(arms, int):
-        if not 2 <= arms <= num_actions:
-            raise ValueError(f"arms must be a number in 2..{num_actions}; got {arms}")
-        return None, arms
-    if not isinstance(arms, tuple) or not all(isinstance(subset, tuple) for subset in arms):
-        raise ValueError(f"arms must be a number, or subsets of the actions; got {arms!r}")
+        return None, whole_number("arms", arms, least=2, most=num_actions)
     sizes = {len(set(subset)) for subset in arms} | {len(subset) for subset in arms}
     if len(sizes) != 1 or min(sizes) < 2:
         raise ValueError(f"arms must be subsets of one size, at least 2; got {arms}")
     ComparisonGraph.from_families(num_actions, arms).check_connected()
     return np.array(arms), sizes.pop()
+
+
+def _check_size(plan: Plan, directory: Path | None) -> None:
+    """Refuse a collection that needs more memory or disk space than there is."""
+    recipe, world, native = plan.recipe, plan.world, plan.world.native
+    sizes = (plan.num_arms, len(native.feature_names), len(world.control_low))
+    per_family = stored_bytes(plan)
+    # While a block is simulated, the controls and the features of every step are in memory.
+    arms, num_features, num_controls = sizes
+    steps = recipe.draws * recipe.horizon * 8 * (1 + arms * num_features)
+    steps += arms * recipe.horizon * num_controls * 8
+    rows = min(BLOCK, recipe.states)
+    what = f"simulating {rows} states with {counted(recipe.draws, 'draw')} of "
+    what += f"{counted(recipe.horizon, 'step')}"
+    advice = "collect fewer draws or a shorter horizon"
+    require_memory(
+        what, rows * (steps + per_family) + 8 * rows * max(recipe.warmup or (0,)), advice
+    )
+    what = f"a set of {counted(recipe.states, 'state')}"
+    if directory is None:
+        advice = "collect fewer states, or pass out= to write them to disk"
+        require_memory(what, recipe.states * per_family, advice)
+    else:
+        require_disk(what, recipe.states * per_family, directory, "collect fewer states")
+
+
+def stored_bytes(plan: Plan) -> int:
+    """Bytes per family, of the arrays that grow with the settings."""
+    recipe, native, nuisance = plan.recipe, plan.world.native, plan.world.nuisance
+    numbers = 2 + (recipe.horizon if recipe.per_step else 0)
+    size = 8 * recipe.draws * plan.num_arms * len(native.feature_names) * numbers
+    size += 2 * recipe.draws * (recipe.horizon - 1) + 8 * len(native.observation_names)
+    if nuisance is not None:
+        size += 4 * recipe.draws * recipe.horizon * nuisance.dimension
+    return size
 
 
 def available_cores() -> list[int]:
@@ -188,10 +241,6 @@ def _simulate_shards(
 ) -> Iterator[tuple[int, list[Block]]]:
     """Simulate shards on threads, in order, at most a few blocks ahead of the consumer."""
     threads = len(available_cores()) if threads is None else threads
-    if threads < 1 or blocks_per_task < 1:
-        raise ValueError(
-            f"threads and blocks_per_task must be at least 1; got {threads}, {blocks_per_task}"
-        )
     tasks = (
         (index, plan.blocks(index)[start : start + blocks_per_task])
         for index in indices

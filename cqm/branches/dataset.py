@@ -18,6 +18,15 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from cqm import storage
+from cqm.arguments import (
+    instance,
+    mapping,
+    number,
+    path as checked_path,
+    sequence,
+    shown,
+    whole_number,
+)
 from cqm.branches import shards as shard_files
 from cqm.branches.export import branch_columns, write_parquet
 from cqm.branches.families import Families, in_words, stored_seed
@@ -29,6 +38,7 @@ from cqm.quotient import Reference, center
 from cqm.worlds.nuisance import mix
 
 Read = Callable[[str], np.ndarray]  # reads an array by name
+_NEEDED = {"world", "recipe", "candidate_actions", "feature_names", "observation_names"}
 
 
 class Part(NamedTuple):
@@ -63,6 +73,14 @@ class Branches:
         directory: Path | None = None,
         parts: Sequence[Part] | None = None,
     ):
+        mapping("manifest", manifest, "settings, as Branches.open reads them")
+        missing = sorted(_NEEDED - set(manifest))
+        if missing:
+            raise ValueError(
+                f"a manifest needs {missing}; open a directory with Branches.open, or collect"
+            )
+        for shard in sequence("shards", shards, "shards"):
+            instance("a shard", shard, Shard, "a MemoryShard or a FileShard")
         self.manifest, self.directory = manifest, directory
         self.recipe = Recipe.from_json(manifest["recipe"])
         self.candidate_actions = np.array(manifest["candidate_actions"])  # [actions, controls]
@@ -74,12 +92,12 @@ class Branches:
         if parts is None:
             seed = stored_seed(self.recipe.seed)
             parts = [Part(shard, 0, shard.num_families, seed) for shard in shards]
-        self._parts = list(parts)
+        self._parts = list(sequence("parts", parts, "parts of shards"))
 
     @classmethod
     def open(cls, directory: str | Path) -> Branches:
         """Open a set on disk; reads only names and sizes."""
-        directory = Path(directory)
+        directory = checked_path("directory", directory)
         manifest = shard_files.read_manifest(directory)
         return cls(
             manifest,
@@ -120,7 +138,12 @@ class Branches:
 
     def __getitem__(self, rows: slice) -> Branches:
         if not isinstance(rows, slice) or rows.step not in (None, 1):
-            raise ValueError(f"branches can only be indexed by slices without a step; got {rows!r}")
+            raise ValueError(
+                f"branches can only be indexed by slices without a step; got {shown(rows)}"
+            )
+        for name in ("start", "stop"):
+            if (bound := getattr(rows, name)) is not None:
+                whole_number(f"the {name} of a slice", bound)
         first, last, _ = rows.indices(len(self))
         parts, offset = [], 0
         for part in self._parts:
@@ -141,8 +164,7 @@ class Branches:
 
     def batches(self, size: int = 16 * BLOCK) -> Iterator[Branches]:
         """Iterate over consecutive pieces, so that the whole set need not be in memory at once."""
-        if size < 1:
-            raise ValueError(f"size must be at least 1; got {size}")
+        size = whole_number("size", size, least=1)
         for start in range(0, len(self), size):
             yield self[start : start + size]
 
@@ -303,8 +325,8 @@ class Branches:
 
     def array(self, name: str) -> np.ndarray:
         """A stored array as it is, in native coordinates, without the nuisance mixed in."""
-        if name not in self.array_names():
-            raise ValueError(f"unknown array {name!r}; available: {self.array_names()}")
+        if not isinstance(name, str) or name not in self.array_names():
+            raise ValueError(f"unknown array {shown(name)}; available: {self.array_names()}")
         return np.concatenate([s.read(name, slice(a, b)) for s, a, b, _ in self._parts])
 
     def to_pandas(self) -> Any:
@@ -313,7 +335,7 @@ class Branches:
 
     def to_parquet(self, path: str | Path) -> None:
         """Write one row per branch to a Parquet file, for analysis elsewhere."""
-        write_parquet(self, path)
+        write_parquet(self, checked_path("path", path))
 
     def verify(self) -> None:
         """Check every byte of the set against its checksums."""
@@ -364,7 +386,10 @@ class Branches:
 
 def split_size(test: int | float, num: int, what: str) -> int:
     """Size of the test set of a split, given as a number or as a share; neither set is empty."""
-    size = round(test * num) if isinstance(test, float) else test
+    if isinstance(test, float | np.floating):
+        size = round(number("test", test) * num)
+    else:
+        size = whole_number("test", test)
     if not 0 < size < num:
         raise ValueError(
             f"test must leave some of the {num} {what} for each set; got {test}, which is {size}"
@@ -372,35 +397,45 @@ def split_size(test: int | float, num: int, what: str) -> int:
     return size
 
 
-def combine(sets: Sequence[Branches]) -> Branches:
+def as_branches(name: str, value: Any) -> Branches:
+    """Branches, or those in a directory."""
+    if isinstance(value, str | Path):
+        return Branches.open(value)
+    return instance(name, value, Branches, "Branches or their directory")
+
+
+def combine(sets: Sequence[Branches | str | Path]) -> Branches:
     """Combine sets of the same world and recipe that were collected with different seeds.
+
+    A set may be given as its directory.
 
     >>> import cqm
     >>> world = cqm.load_world("cartpole-swingup")
     >>> len(combine([cqm.collect(world, states=4, seed=seed) for seed in (1, 2)]))
     8
     """
-    if not sets:
+    given = [as_branches("a set", each) for each in sequence("sets", sets, "branches")]
+    if not given:
         raise ValueError("combine needs at least one set of branches; got none")
-    first = sets[0]
-    for other in sets[1:]:
+    first = given[0]
+    for other in given[1:]:
         changes = storage.differences(_comparable(first), _comparable(other))
         if changes:
             raise ValueError("branches of different configurations cannot be combined:\n" + changes)
     seen = Families.none()
-    for branches in sets:
+    for branches in given:
         if shared := seen.overlap(branches.families):
             raise ValueError(
                 f"the sets to combine share {in_words(shared)}; collect them with different seeds"
             )
         seen = seen.union(branches.families)
-    seeds = {seed for branches in sets for seed in branches.seeds}
+    seeds = {seed for branches in given for seed in branches.seeds}
     several = {"combined_seeds": sorted(seeds)} if len(seeds) > 1 else {}
     return Branches(
         {**first.manifest, **several},
-        list({id(shard): shard for branches in sets for shard in branches._shards}.values()),
+        list({id(shard): shard for branches in given for shard in branches._shards}.values()),
         mixing=first._mixing,
-        parts=[part for branches in sets for part in branches._parts],
+        parts=[part for branches in given for part in branches._parts],
     )
 
 

@@ -5,11 +5,22 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from numbers import Integral, Real
 from typing import Any
 
 import msgspec
 import numpy as np
+
+from cqm.arguments import (
+    flag,
+    function,
+    mapping,
+    number,
+    real_numbers,
+    shown,
+    text,
+    texts,
+    whole_number,
+)
 
 BLOCK = 256  # states per set of random streams; also the rows mixed at a time when reading
 
@@ -30,6 +41,10 @@ class Policy:
 
     name: str
     act: PolicyFn  # observations [n, observations], uniforms [n] -> candidate actions [n]
+
+    def __post_init__(self) -> None:
+        text("the name of a policy", self.name)
+        function("act", self.act)
 
 
 @dataclass(frozen=True)
@@ -57,10 +72,11 @@ class Continuation:
                 raise ValueError("a policy must not be named 'uniform', which is the name of a law")
             return cls(law.name, law)
         values = _plain(law)
-        if not isinstance(values, str | tuple):
+        probabilities = isinstance(values, tuple) and all(_is_number(value) for value in values)
+        if not probabilities and not (isinstance(values, str) and values):
             raise ValueError(
                 "continuation must be 'uniform', one probability per candidate action or a "
-                f"Policy; got {law!r}"
+                f"Policy; got {shown(law)}"
             )
         return cls(values)
 
@@ -71,6 +87,7 @@ class Continuation:
 
     def probabilities(self, num_actions: int) -> np.ndarray:
         """Probability of each candidate action, `[actions]`, for an open-loop law."""
+        num_actions = whole_number("num_actions", num_actions, least=1)
         if isinstance(self.law, tuple):
             law = np.array(self.law, float)
             if law.shape != (num_actions,) or not np.all(law >= 0) or abs(law.sum() - 1) > 1e-6:
@@ -88,7 +105,9 @@ class Continuation:
 
     def draw(self, uniforms: np.ndarray, num_actions: int) -> np.ndarray:
         """Draw candidate actions from an open-loop law, given uniform random numbers."""
+        uniforms = real_numbers("uniforms", uniforms)
         if self.law == "uniform":
+            num_actions = whole_number("num_actions", num_actions, least=1)
             return (uniforms * num_actions).astype(int)
         return draw_actions(self.probabilities(num_actions), uniforms)
 
@@ -103,7 +122,12 @@ class Continuation:
         if self.law == "uniform":
             return "uniformly random actions"
         if isinstance(self.law, tuple):
-            pairs = zip(action_names, self.law, strict=True)
+            if len(names := texts("action_names", action_names)) != len(self.law):
+                raise ValueError(
+                    f"action_names must be {len(self.law)} names, one per probability; got "
+                    f"{shown(action_names)}"
+                )
+            pairs = zip(names, self.law, strict=True)
             return f"random actions ({', '.join(f'{name} {100 * p:.3g}%' for name, p in pairs)})"
         return "the logged behaviour" if self.law == "behaviour" else f"the policy {self.law!r}"
 
@@ -139,25 +163,23 @@ class Recipe:
         for name, value in vars(self).items():
             converted = Continuation.of(value) if name == "continuation" else _plain(value)
             object.__setattr__(self, name, converted)
-        if isinstance(self.arms, tuple) and all(isinstance(arms, tuple) for arms in self.arms):
-            object.__setattr__(self, "arms", tuple(tuple(sorted(arms)) for arms in self.arms))
         for name in ("states", "horizon", "draws"):
-            value = getattr(self, name)
-            if not isinstance(value, Integral) or value < 1:
-                raise ValueError(f"{name} must be a whole number of at least 1; got {value!r}")
-        if not isinstance(self.discount, Real) or not 0 <= self.discount <= 1:
-            raise ValueError(f"discount must be in [0, 1]; got {self.discount!r}")
+            whole_number(name, getattr(self, name), least=1)
+        number("discount", self.discount, least=0, most=1)
+        flag("per_step", self.per_step)
+        whole_number("seed", self.seed, least=0)
+        if self.arms is not None:
+            object.__setattr__(self, "arms", _checked_arms(self.arms))
         if self.warmup is not None and (
             not isinstance(self.warmup, tuple)
             or len(self.warmup) != 2
-            or not all(isinstance(length, Integral) for length in self.warmup)
+            or not all(type(length) is int for length in self.warmup)
             or not 0 <= self.warmup[0] <= self.warmup[1]
         ):
             raise ValueError(
-                f"warmup must be (minimum, maximum) with 0 <= minimum <= maximum; got {self.warmup}"
+                "warmup must be (minimum, maximum) with 0 <= minimum <= maximum; "
+                f"got {shown(self.warmup)}"
             )
-        if not isinstance(self.seed, Integral) or self.seed < 0:
-            raise ValueError(f"seed must be a whole number of at least 0; got {self.seed!r}")
 
     @property
     def discounts(self) -> np.ndarray:
@@ -186,7 +208,9 @@ class Recipe:
     def from_json(cls, values: Mapping[str, Any]) -> Recipe:
         """The recipe that `to_json` wrote; fields that older files lack take their defaults."""
         known = [each.name for each in fields(cls)]
-        unknown = sorted(set(values) - set(known))
+        unknown = sorted(
+            map(str, set(mapping("a recipe", values, "settings by name")) - set(known))
+        )
         if unknown:
             raise ValueError(f"a recipe has no {unknown}; its fields are {known}")
         return cls(**values)
@@ -220,6 +244,22 @@ def draw_actions(probabilities: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
     [0, 1]
     """
     return (uniforms[..., None] >= np.cumsum(probabilities, axis=-1)[..., :-1]).sum(axis=-1)
+
+
+def _checked_arms(arms: Any) -> int | tuple[tuple[int, ...], ...]:
+    """A number of arms, or sorted subsets of the actions."""
+    if isinstance(arms, tuple):
+        if not arms or not all(
+            isinstance(subset, tuple) and all(type(action) is int for action in subset)
+            for subset in arms
+        ):
+            raise ValueError(f"arms must be a number, or subsets of the actions; got {shown(arms)}")
+        return tuple(tuple(sorted(subset)) for subset in arms)
+    return whole_number("arms", arms, least=2)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _plain(value: Any) -> Any:

@@ -203,10 +203,19 @@ def _checked_shard(directory: Path, index: int, manifest_digest: str) -> FileSha
     return FileShard(path, num_families, dropped, checksum)
 
 
+def count(directory: Path) -> tuple[int, int]:
+    """Number of shards that a directory has, and that its set consists of."""
+    try:
+        planned = read_manifest(directory)["num_shards"]
+    except (OSError, ValueError):  # no set was begun there
+        return 0, 0
+    return len(list(directory.glob(shard_name("*").replace(".safetensors", ".json")))), planned
+
+
 def read_manifest(directory: Path) -> dict[str, Any]:
     """Read and check the manifest of a set on disk."""
     path = Path(directory) / MANIFEST
-    if not path.exists():
+    if not path.is_file():
         raise FileNotFoundError(f"{directory} contains no branches: {MANIFEST} is missing")
     try:
         manifest = storage.read_json(path)

@@ -48,13 +48,15 @@ def main(args: Sequence[str] | None = None) -> int:
         with _plain_output():
             return _run(list(sys.argv[1:] if args is None else args))
     except KeyboardInterrupt as stop:  # which says what was kept, if the command knows
-        print(f"cqm: interrupted; {stop or 'rerun the command to resume'}", file=sys.stderr)
+        print(f"cqm: interrupted; {stop or 'rerun the command'}", file=sys.stderr)
         return 130
     except BrokenPipeError:  # as in `cqm worlds list | head -1`; nobody reads what is still to come
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE  # as if the signal had ended the process
-    except (ValueError, OSError, RuntimeError, ImportError) as error:
+    except (ValueError, OSError, RuntimeError, ImportError, MemoryError) as error:
         problem = str(error)
+        if isinstance(error, MemoryError):
+            problem = f"there is not enough memory ({problem}); choose smaller sizes"
         if isinstance(error, ModuleNotFoundError) and "matplotlib" in (error.name or ""):
             problem = "matplotlib is not installed; reports need it: pip install 'cqm[experiments]'"
         print(f"cqm: {problem}", file=sys.stderr)

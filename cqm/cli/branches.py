@@ -1,18 +1,19 @@
 """`cqm collect` and `cqm audit`: collect branches of a world, and check a stored set."""
 
-import json
 import warnings
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
 from tyro import constructors
 
+from cqm.branches import shards
 from cqm.branches.dataset import Branches
 from cqm.branches.recipe import Continuation, Recipe
-from cqm.cli.shared import Directory, Json, WorldName, default
+from cqm.cli.shared import Directory, Json, WorldName, default, print_report, says_what_is_kept
+from cqm.display import counted
 from cqm.progress import say
 
 REGISTRY = constructors.ConstructorRegistry()
@@ -80,7 +81,10 @@ class Collect:
             seed=self.mixing_seed,
             action_names=self.action_names or None,
         )
-        with warnings.catch_warnings(action="ignore", category=DroppedWarning):  # printed below
+        with (
+            warnings.catch_warnings(action="ignore", category=DroppedWarning),  # printed below
+            says_what_is_kept(self._kept),
+        ):
             branches = collect(
                 world,
                 out=self.out,
@@ -91,6 +95,16 @@ class Collect:
             )
         print(f"{branches}\nsaved in {self.out}")
         return 0
+
+    def _kept(self) -> str:
+        """What a stopped collection leaves behind, in words."""
+        complete, planned = shards.count(self.out)
+        if not complete:
+            return "nothing was kept; rerun the command to start again"
+        return (
+            f"{complete} of {counted(planned, 'shard')} are kept in {self.out}; rerun the command "
+            "to resume"
+        )
 
 
 @dataclass(frozen=True)
@@ -114,5 +128,4 @@ class Audit:
         from cqm.branches.audit import audit
 
         report = audit(Branches.open(self.directory), families=self.families, seed=self.seed)
-        print(json.dumps(asdict(report), indent=2) if self.json else report)
-        return 0 if report else 1
+        return print_report(report, self.json)

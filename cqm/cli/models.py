@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import numpy as np
 
 from cqm.branches.dataset import Branches
-from cqm.cli.shared import Directory, Json, default
-from cqm.display import text_table
+from cqm.cli.shared import Directory, Json, default, says_what_is_kept
+from cqm.display import counted, text_table
 from cqm.progress import say
 
 if TYPE_CHECKING:
@@ -59,7 +59,8 @@ class Fit:
         """Fit, save, and print the model card."""
         say(f"Loading {self.directory}")
         from_logs = self.estimator != "branched" or (self.directory / "logs.json").exists()
-        model = self._fit_logs() if from_logs else self._fit_branches()
+        with says_what_is_kept(self._kept):
+            model = self._fit_logs() if from_logs else self._fit_branches()
         if self.calibration is not None:
             say(f"Calibrating with {self.calibration}")
             model.calibrate(Branches.open(self.calibration))
@@ -74,6 +75,16 @@ class Fit:
 
             held_out = Provenance.of(Branches.open(self.calibration))
             Provenance.of(data).check_held_out(held_out, "calibration branches")
+
+    def _kept(self) -> str:
+        """What a stopped fit leaves behind, in words."""
+        from cqm.models.training import checkpointed_updates
+
+        steps = checkpointed_updates(self.out)
+        if not steps:
+            return "nothing was kept; rerun the command to start again"
+        runs = ", ".join(f"{name}: {counted(step, 'update')}" for name, step in steps.items())
+        return f"checkpoints are kept in {self.out} ({runs}); rerun the command to resume"
 
     def _fit_branches(self) -> Estimator:
         from cqm.models.effect import EffectModel

@@ -1,5 +1,9 @@
 """Arguments that several commands take."""
 
+import contextlib
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,6 +19,21 @@ WorldName = Annotated[
 ]
 Directory = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")]
 Json = Annotated[bool, tyro.conf.arg(help="Print JSON instead of text.")]
+
+
+@contextlib.contextmanager
+def says_what_is_kept(kept_fn: Callable[[], str]) -> Iterator[None]:
+    """If the work within is interrupted, the message says what of it was kept."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(kept_fn()) from None
+
+
+def print_report(report: Any, as_json: bool) -> int:
+    """Print the report of some checks; returns 1 if one of them failed."""
+    print(json.dumps(asdict(report), indent=2) if as_json else report)
+    return 0 if report else 1
 
 
 def default(text: str) -> Any:

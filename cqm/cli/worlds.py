@@ -1,12 +1,12 @@
 """`cqm worlds`: which worlds can be branched."""
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Annotated
 
 import tyro
 
-from cqm.cli.shared import Json, WorldName
+from cqm.cli.shared import Json, WorldName, print_report
 from cqm.display import text_table
 from cqm.progress import say
 
@@ -22,14 +22,17 @@ class WorldsList:
 
     def run(self) -> int:
         """Print the list."""
-        from cqm.worlds import suite
+        from cqm.worlds.catalogue import task_sizes
+        from cqm.worlds.simulators import missing_simulators
 
-        rows = suite.task_sizes()
+        rows = task_sizes()
         if self.json:
             print(json.dumps(rows, indent=2))
         else:
             print(text_table(rows))
             print("Gymnasium environments can be loaded by id, such as CartPole-v1.")
+            if missing := missing_simulators():
+                print(f"Not installed: {', '.join(missing)}. Install them: pip install 'cqm[sim]'")
         return 0
 
 
@@ -53,8 +56,7 @@ class WorldsCheck:
         from cqm.worlds import check_world, load_world
 
         report = check_world(load_world(self.name), num=self.states, seed=self.seed)
-        print(json.dumps(asdict(report), indent=2) if self.json else report)
-        return 0 if report else 1
+        return print_report(report, self.json)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,20 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from cqm import storage
-from cqm.branches.dataset import Branches, split_size
+from cqm.arguments import (
+    flag,
+    generator,
+    instance,
+    mapping,
+    output_directory,
+    path as checked_path,
+    real_numbers,
+    shown,
+    texts,
+    whole_number,
+    whole_number_or_none,
+)
+from cqm.branches.dataset import Branches, as_branches, split_size
 from cqm.branches.families import Families
 from cqm.branches.recipe import Continuation, Recipe, RecipeFields, WorldFields, draw_actions
 from cqm.display import counted, data_frame, html_facts, named_columns
@@ -37,7 +50,9 @@ from cqm.logs.validate import (
 )
 from cqm.names import checked_action_names, counted_actions, shortened, stored_action_names
 from cqm.worlds.contract import World
+from cqm.worlds.identity import stored_identity
 
+MAX_TRAJECTORIES = 10**9  # to record
 ARRAYS = "logs.safetensors"
 CONFIG = "logs.json"
 SCHEMA = 2  # earlier versions wrote no schema, which counts as 1; files are sealed since 2
@@ -134,14 +149,15 @@ class Logs:
         >>> Logs.from_arrays(rng.normal(size=(6, 3)), actions, actions[..., None] + 0.5)
         Logs(logs, 6 trajectories, 2 actions, horizon 1, discount 0.95, propensities unknown)
         """
-        observations = np.asarray(observations, float)
+        observations = real_numbers("observations", observations)
+        flag("features_are_next_observation", features_are_next_observation)
         actions, action_names = named_actions(equal_steps("actions", actions), action_names)
         actions = integers("actions", actions)
         actions = actions[:, None] if actions.ndim == 1 else actions
-        features = np.asarray(equal_steps("features", features), float)
+        features = real_numbers("features", equal_steps("features", features))
         check_axes(observations=observations, actions=actions, features=features)
         if num_actions is None and candidate_actions is None and action_names is not None:
-            num_actions = len(action_names)
+            num_actions = len(texts("action_names", action_names))
         candidates = candidate_rows(actions, num_actions, candidate_actions)
         law = Continuation.of(continuation)
         if law.open_loop:
@@ -153,6 +169,8 @@ class Logs:
         if feature_names is None:
             plain = [f"feature_{i}" for i in range(features.shape[2])]
             feature_names = observation_names if features_are_next_observation else plain
+        observation_names = texts("observation_names", observation_names)
+        feature_names = texts("feature_names", feature_names)
         if features_are_next_observation and list(feature_names) != list(observation_names):
             raise ValueError(
                 "features that are the next observation must share its names, "
@@ -174,8 +192,8 @@ class Logs:
                 continuation=law,
                 per_step=True,
             ),
-            dict(world) if world is not None else {"name": "logs", "kind": "logs"},
-            None if groups is None else integers("groups", np.asarray(groups)),
+            {"name": "logs", "kind": "logs"} if world is None else _identity(world),
+            None if groups is None else integers("groups", equal_steps("groups", groups)),
             checked_action_names(action_names, len(candidates)),
         )
 
@@ -195,6 +213,8 @@ class Logs:
                 function that computes them from the observations; uniform by default.
             rng: Random generator that chooses the arms.
         """
+        branches = as_branches("branches", branches)
+        generator("rng", rng)
         branches.require_all_arms()
         observations, num = branches.observations, len(branches)
         if callable(propensities):
@@ -255,6 +275,7 @@ class Logs:
         from cqm.logs.sources import recorded, windows
 
         law = "uniform" if behaviour is None else "behaviour"
+        _check_windows(trajectories, horizon, stride, seed, world)
         with recorded(env, behaviour, candidate_actions, seed) as source:
             return windows(
                 source, trajectories, horizon, stride, discount, law, world, action_names, seed
@@ -296,6 +317,9 @@ class Logs:
         """
         from cqm.logs.sources import read_minari, windows
 
+        if trajectories is not None:
+            whole_number("trajectories", trajectories, least=1)
+        _check_windows(1, horizon, stride, seed, world)
         source = read_minari(dataset, candidate_actions, tolerance)
         return windows(
             source, trajectories, horizon, stride, discount, continuation, world, action_names, seed
@@ -326,10 +350,14 @@ class Logs:
         return html_facts(f"Logs of {self.world['name']}", facts)
 
     def __getitem__(self, rows: slice | np.ndarray) -> Logs:
-        if not isinstance(rows, slice) and np.ndim(rows) != 1:
+        try:
+            rows = rows if isinstance(rows, slice) else _row_numbers(rows, len(self))
+            np.arange(len(self))[rows]
+        except (TypeError, ValueError, IndexError):
             raise ValueError(
-                f"logs can only be indexed by slices or arrays of row numbers; got {rows!r}"
-            )
+                "logs can only be indexed by slices or arrays of row numbers below "
+                f"{len(self)}; got {shown(rows)}"
+            ) from None
         return replace(self, **{name: values[rows] for name, values in self._arrays().items()})
 
     def split(self, test: int | float) -> tuple[Logs, Logs]:
@@ -413,7 +441,7 @@ class Logs:
 
     def save(self, directory: str | Path) -> None:
         """Write the arrays and a description with their checksum."""
-        directory = Path(directory)
+        directory = output_directory("directory", directory)
         arrays = {**self._arrays(), "actions": self.actions.astype(np.int16)}
         config = {
             "schema": SCHEMA,
@@ -431,7 +459,7 @@ class Logs:
     @classmethod
     def load(cls, directory: str | Path) -> Logs:
         """Load logs that `save` wrote; raises if the files are damaged."""
-        directory = Path(directory)
+        directory = checked_path("directory", directory)
         try:
             config, arrays, metadata = storage.read_described(
                 directory / CONFIG,
@@ -481,6 +509,32 @@ class Logs:
         if logs.recipe.continuation.open_loop:
             logs.recipe.continuation.probabilities(logs.num_actions)  # raises if they do not fit
         return logs
+
+
+def _identity(world: Any) -> dict[str, Any]:
+    """The identity of a world, which may be given as the world itself."""
+    if isinstance(world, World):
+        return stored_identity(world)
+    return dict(mapping("world", world, "the identity of a world, such as world.identity()"))
+
+
+def _row_numbers(rows: Any, num: int) -> np.ndarray:
+    """Row numbers, or one True or False per row, as an array."""
+    array = np.asarray(rows)
+    if array.ndim != 1 or (array.dtype.kind not in "biu" and array.size):
+        raise ValueError
+    return array if array.size else np.zeros(0, int)
+
+
+def _check_windows(
+    trajectories: int, horizon: int, stride: int | None, seed: int, world: World | None
+) -> None:
+    whole_number("trajectories", trajectories, least=1, most=MAX_TRAJECTORIES)
+    whole_number("horizon", horizon, least=1)
+    whole_number_or_none("stride", stride, least=1)
+    whole_number("seed", seed, least=0)
+    if world is not None:
+        instance("world", world, World, "a World or None")
 
 
 def _digest(config: Mapping[str, Any]) -> str:

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from cqm.arguments import function, number, real_numbers, shown
 from cqm.branches.recipe import draw_actions
 from cqm.logs.dataset import BehaviourFn, Logs
 from cqm.worlds.contract import World
@@ -60,8 +61,16 @@ def recorded(
     with sim_extra():
         import gymnasium
 
+    if behaviour is not None:
+        function("behaviour", behaviour)
     owned = isinstance(env, str)
-    env = gymnasium.make(env) if owned else env
+    if owned:
+        try:
+            env = gymnasium.make(env)
+        except Exception as error:  # an environment's own code may raise anything
+            raise ValueError(f"Gymnasium cannot make {shown(env)}: {error}") from error
+    elif not isinstance(env, gymnasium.Env):
+        raise ValueError(f"env must be a gymnasium.Env or the id of one; got {shown(env)}")
     try:
         candidates, controls = _candidates(env.action_space, candidate_actions)
         uniform = np.full(len(candidates), 1 / len(candidates))
@@ -77,13 +86,22 @@ def recorded(
 
 def read_minari(dataset: Any, candidate_actions: ArrayLike | None, tolerance: float) -> Source:
     """Open a Minari data set; see `Logs.from_minari`."""
+    number("tolerance", tolerance, least=0)
     if isinstance(dataset, str):
         try:
-            dataset = importlib.import_module("minari").load_dataset(dataset)
+            minari = importlib.import_module("minari")
         except ImportError as error:
             raise ImportError(
                 "Minari data sets need the extra `logs`: pip install 'cqm[logs]'"
             ) from error
+        try:
+            dataset = minari.load_dataset(dataset)
+        except Exception as error:  # Minari raises many kinds
+            raise ValueError(
+                f"Minari cannot load the data set {shown(dataset)}: {error}"
+            ) from error
+    if not hasattr(dataset, "iterate_episodes"):
+        raise ValueError(f"dataset must be a Minari data set or its id; got {shown(dataset)}")
     from gymnasium import spaces
 
     candidates, _ = _candidates(dataset.action_space, candidate_actions)
@@ -116,9 +134,6 @@ def windows(
 ) -> Logs:
     """Cut episodes into windows; see `Logs.from_gymnasium` for the arguments."""
     name, candidates, limit = source.name, source.candidate_actions, source.time_limit
-    for what, value in (("horizon", horizon), ("stride", stride), ("trajectories", trajectories)):
-        if value is not None and value < 1:
-            raise ValueError(f"{what} must be at least 1; got {value}")
     if limit is not None and limit < horizon:
         raise ValueError(
             f"a window of {horizon} steps is longer than the time limit of {name}, {limit} steps"
@@ -215,7 +230,7 @@ def _record(
         actions, rewards, propensities = list[int](), list[float](), list[np.ndarray]()
         terminated = truncated = False
         while not (terminated or truncated):
-            propensities.append(np.asarray(behaviour(seen[-1]), float))
+            propensities.append(_probabilities(behaviour(seen[-1]), len(controls)))
             actions.append(int(draw_actions(propensities[-1][None], rng.random(1))[0]))
             observation, reward, terminated, truncated, _ = env.step(controls[actions[-1]])
             seen.append(np.asarray(spaces.flatten(env.observation_space, observation), float))
@@ -225,14 +240,32 @@ def _record(
         )
 
 
+def _probabilities(given: ArrayLike, num_actions: int) -> np.ndarray:
+    """What a behaviour returned, checked to be a distribution over the candidate actions."""
+    values = real_numbers("the result of behaviour", given)
+    sound = values.shape == (num_actions,) and np.all(values >= 0)
+    if not sound or abs(values.sum() - 1) > 1e-6:
+        raise ValueError(
+            f"behaviour must return {num_actions} probabilities that sum to 1; got {shown(values)}"
+        )
+    return values
+
+
 def _candidates(space: Any, given: ArrayLike | None) -> tuple[np.ndarray, list[Any]]:
     """Candidate actions `[actions, controls]`, and the same in the environment's own form."""
     from gymnasium import spaces
 
     if isinstance(space, spaces.Discrete):
         start = int(space.start)
-        numbers = np.arange(start, start + int(space.n)) if given is None else np.asarray(given)
-        return numbers.reshape(-1, 1).astype(float), [int(number) for number in numbers.ravel()]
+        last = start + int(space.n) - 1
+        numbers = np.arange(start, last + 1, dtype=float)
+        if given is not None:
+            numbers = real_numbers("candidate_actions", given)
+        if not np.isin(numbers, np.arange(start, last + 1)).all() or not numbers.size:
+            raise ValueError(
+                f"candidate_actions must be whole numbers in [{start}, {last}]; got {shown(given)}"
+            )
+        return numbers.reshape(-1, 1), [int(number) for number in numbers.ravel()]
     if not isinstance(space, spaces.Box):
         raise ValueError(f"unsupported action space {space}; allowed: Discrete, Box")
     if given is None:
@@ -240,7 +273,7 @@ def _candidates(space: Any, given: ArrayLike | None) -> tuple[np.ndarray, list[A
             f"the actions of {space} are continuous; pass candidate_actions [actions, controls], "
             "the actions to compare"
         )
-    candidates = np.asarray(given, float)
+    candidates = real_numbers("candidate_actions", given, finite=True)
     if candidates.ndim != 2 or candidates.shape[1] != int(np.prod(space.shape)):
         raise ValueError(
             f"candidate_actions must be [actions, {int(np.prod(space.shape))}]; "

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from cqm.names import action_indices
+from cqm.arguments import instance, mapping, real_numbers, shown, texts, whole_number
+from cqm.branches.recipe import Recipe
+from cqm.names import MAX_ACTIONS, action_indices
 
 if TYPE_CHECKING:
     from cqm.logs.dataset import Logs
 
-MAX_ACTIONS = 2**15  # the files store actions in 16 bits
 AXES = {
     "observations": ("n", "observations"),
     "actions": ("n", "horizon"),
@@ -29,6 +29,8 @@ def check_axes(**arrays: np.ndarray | None) -> None:
     """Raise if an array has the wrong axes, or if the arrays differ in length."""
     given = {name: values for name, values in arrays.items() if values is not None}
     for name, values in given.items():
+        if not isinstance(values, np.ndarray) or values.dtype.kind not in "biuf":
+            raise ValueError(f"{name} must be an array of numbers; got {shown(values)}")
         if values.ndim != len(AXES[name]):
             axes = ", ".join(AXES[name])
             raise ValueError(f"{name} must be [{axes}]; got shape {list(values.shape)}")
@@ -40,6 +42,13 @@ def check_axes(**arrays: np.ndarray | None) -> None:
 def check_logs(logs: Logs) -> None:
     """Raise if the parts of logs do not fit together."""
     check_axes(**{name: getattr(logs, name) for name in AXES})
+    candidates = real_numbers(
+        "candidate_actions", logs.candidate_actions, ("actions", "controls"), finite=True
+    )
+    if logs.actions.dtype.kind not in "iu":
+        raise ValueError(f"actions must be whole numbers; got {shown(logs.actions)}")
+    instance("recipe", logs.recipe, Recipe, "a Recipe")
+    mapping("world", logs.world, "the identity of the recorded system: its name, its kind, ...")
     num, horizon = logs.actions.shape
     if num == 0:
         raise ValueError("the logs contain no trajectories")
@@ -48,18 +57,17 @@ def check_logs(logs: Logs) -> None:
             f"every trajectory needs one action and one row of features per step; got {horizon} "
             f"actions and {logs.features.shape[1]} rows of features"
         )
-    if logs.num_actions < 2:
-        raise ValueError(f"a comparison needs at least 2 actions; got {logs.num_actions}")
-    _check_num_actions(logs.num_actions)
-    if not np.isfinite(logs.candidate_actions).all():
-        raise ValueError(f"candidate_actions must be finite; got {logs.candidate_actions.tolist()}")
+    if len(candidates) < 2:
+        raise ValueError(f"a comparison needs at least 2 actions; got {len(candidates)}")
+    _check_num_actions(len(candidates))
     if logs.features.shape[2] == 0:
         raise ValueError("logs need at least one feature, on which effects are measured; got none")
     missing = sorted({"name", "kind"} - set(logs.world))
     if missing:
         raise ValueError(f"the identity of a world needs a name and a kind; {missing} is missing")
     for name in ("observation", "feature"):
-        values, names = getattr(logs, f"{name}s"), getattr(logs, f"{name}_names")
+        values = getattr(logs, f"{name}s")
+        names = texts(f"{name}_names", getattr(logs, f"{name}_names"))
         if values.shape[-1] != len(names):
             raise ValueError(f"{name}_names must be {values.shape[-1]} names; got {len(names)}")
         bad = ~np.isfinite(values).reshape(num, -1).all(axis=1)
@@ -108,7 +116,7 @@ def check_propensities(propensities: np.ndarray, num: int, num_actions: int) -> 
 
 def propensity_rows(propensities: ArrayLike, num: int, num_actions: int) -> np.ndarray:
     """Propensities of every decision, `[n, actions]`, also from one row for all decisions."""
-    given = np.asarray(propensities, float)
+    given = real_numbers("propensities", propensities)
     if given.shape not in ((num_actions,), (num, num_actions)):
         raise ValueError(
             f"propensities must be [n, actions] = {[num, num_actions]}, or [actions] if all "
@@ -122,13 +130,13 @@ def candidate_rows(
     actions: np.ndarray, num_actions: int | None, candidate_actions: ArrayLike | None
 ) -> np.ndarray:
     """Candidate actions, `[actions, controls]`: as given, or the numbers of those that occur."""
-    if num_actions is not None and not isinstance(num_actions, Integral):
-        raise ValueError(f"num_actions must be a whole number; got {num_actions!r}")
+    if num_actions is not None:
+        num_actions = whole_number("num_actions", num_actions, least=2, most=MAX_ACTIONS)
     if candidate_actions is None:
         num = int(actions.max(initial=0)) + 1 if num_actions is None else int(num_actions)
         _check_num_actions(num)
         return np.arange(num, dtype=float)[:, None]
-    candidates = np.asarray(candidate_actions, float)
+    candidates = real_numbers("candidate_actions", candidate_actions)
     if candidates.ndim != 2:
         raise ValueError(
             f"candidate_actions must be [actions, controls]; got shape {list(candidates.shape)}"
@@ -150,7 +158,8 @@ def named_actions(
     if names is None:
         found = {action for action in actions.ravel().tolist() if isinstance(action, str)}
         if all(name.isdecimal() for name in found):
-            return actions, None
+            whole = [int(a) if isinstance(a, str) else a for a in actions.ravel().tolist()]
+            return np.array(whole).reshape(actions.shape), None
         names = sorted(found)
     return action_indices(actions, names), names
 
@@ -158,20 +167,29 @@ def named_actions(
 def equal_steps(name: str, values: Any) -> np.ndarray:
     """One array from trajectories, which must have the same number of steps."""
     if not isinstance(values, np.ndarray) and isinstance(values, Sequence):
-        lengths = {np.shape(value)[:1] for value in values}
+        try:
+            lengths = {np.shape(value)[:1] for value in values}
+        except ValueError:  # rows of different lengths within a trajectory
+            raise ValueError(
+                f"{name} must be an array, with as many entries per step in every trajectory; "
+                f"got {shown(values)}"
+            ) from None
         if len(lengths) > 1:
             sizes = sorted(length[0] if length else 0 for length in lengths)
             raise ValueError(
                 f"the {name} of all trajectories must have the same number of steps; got "
                 f"{sizes[0]} to {sizes[-1]} steps; cut the trajectories into windows of one length"
             )
-    return np.asarray(values)
+    try:
+        return np.asarray(values)
+    except Exception as error:  # conversion runs the object's own code
+        raise ValueError(f"{name} must be an array; got {shown(values)}") from error
 
 
 def integers(name: str, values: np.ndarray) -> np.ndarray:
     """The values as integers; raises if they are not whole numbers."""
-    if not np.issubdtype(values.dtype, np.integer):
-        values = np.asarray(values, float)
+    if values.dtype.kind not in "iu":
+        values = real_numbers(name, values)
         wrong = ~np.isfinite(values) | (values != np.floor(values))
         if wrong.any():
             raise ValueError(f"{name} must be whole numbers; got {values[wrong][0]}")

@@ -12,10 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from cqm.arguments import number, whole_number
 from cqm.branches.dataset import Branches
 from cqm.models.estimator import Estimator
 from cqm.models.network import Network
-from cqm.models.predictors import DirectPredictor, UnrolledPredictor
+from cqm.models.predictors import DirectPredictor, UnrolledPredictor, check_draws
 from cqm.models.preprocessing import (
     Conditioning,
     input_coordinates,
@@ -128,7 +129,7 @@ class EffectModel(Estimator):
 
     def fit(
         self,
-        branches: Branches,
+        branches: Branches | str | Path,
         *,
         directory: str | Path | None = None,
         show_progress: bool | None = None,
@@ -136,7 +137,7 @@ class EffectModel(Estimator):
         """Learn from branches.
 
         Args:
-            branches: The families to learn from.
+            branches: The families to learn from, or their directory.
             directory: Where to keep checkpoints; an interrupted fit resumes from them.
             show_progress: See `cqm.progress.progress`.
         """
@@ -155,13 +156,14 @@ class EffectModel(Estimator):
         return Scorer(arrays, self.reference, observation_names=names)
 
     def _check_params(self) -> None:
-        self._one_of("method", ("auto", "direct", "unrolled"))
-        self._one_of("conditioning", ("none", "whiten", "effect"))
-        self._at_least(width=1, members=1, draws=1, patience=1, decoder_rank=1, updates=1)
-        if not 0 <= self.validation < 1:
-            raise ValueError(f"validation must be in [0, 1); got {self.validation}")
-        if not self.memory_gb > 0:
-            raise ValueError(f"memory_gb must be positive; got {self.memory_gb}")
+        self._check_common()
+        self._one_of("method", "auto", "direct", "unrolled")
+        self._one_of("conditioning", "none", "whiten", "effect")
+        whole_number("width", self.width, least=1)
+        whole_number("draws", self.draws, least=1)
+        whole_number("patience", self.patience, least=1)
+        number("validation", self.validation, least=0, below=1)
+        number("memory_gb", self.memory_gb, above=0)
 
     def _choose_method(self, branches: Branches) -> Literal["direct", "unrolled"]:
         """`unrolled` if the only noise in a branch is a continuation with a known law."""
@@ -281,6 +283,7 @@ class _EffectFit:
         # From standardised coordinates back to those of the basis, in units of the effects' size.
         scales = 1 / np.linalg.norm(features.matrix, axis=0) / self.size
         sizes = (inputs.matrix.shape[1], branches.num_actions, basis.shape[1])
+        check_draws(model.draws, recipe.horizon, branches.num_actions, model.width)
         uniforms = np.random.default_rng(model.seed).random((model.draws, recipe.horizon - 1))
 
         def rows(part: Branches) -> dict[str, np.ndarray]:

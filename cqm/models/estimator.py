@@ -25,7 +25,13 @@ from numpy.typing import ArrayLike
 
 import cqm
 from cqm import decisions, storage
-from cqm.branches.dataset import Branches
+from cqm.arguments import (
+    output_directory,
+    path as checked_path,
+    show_progress as checked_show_progress,
+    shown,
+)
+from cqm.branches.dataset import Branches, as_branches
 from cqm.branches.recipe import Recipe
 from cqm.display import html_facts, text_facts
 from cqm.logs.dataset import Logs
@@ -117,16 +123,23 @@ class Estimator(Parameters, abc.ABC):
     # Fitting.
 
     def _fit(
-        self, data: Branches | Logs, directory: str | Path | None, show_progress: bool | None
+        self,
+        data: Branches | Logs | str | Path,
+        directory: str | Path | None,
+        show_progress: bool | None,
     ) -> Self:
         """Learn a predictor; it is assigned last, so an interrupted fit leaves no model."""
         self.predictor_ = self.calibration_ = None
+        if isinstance(data, str | Path):
+            data = open_data(data)
         if not isinstance(data, self.learns_from):
             raise ValueError(
                 f"{type(self).__name__} learns from {self.learns_from.__name__}; got "
-                f"{type(data).__name__} (EffectModel is for Branches, ResidualModel and "
+                f"{shown(data)} (EffectModel is for Branches, ResidualModel and "
                 "HindsightModel are for Logs)"
             )
+        checked_show_progress(show_progress)
+        directory = None if directory is None else output_directory("directory", directory)
         self._check_params()
         as_reference(self.reference, np.empty((data.num_actions, 1)))
         self.world_, self.recipe_ = dict(data.world), data.recipe
@@ -263,6 +276,8 @@ class Estimator(Parameters, abc.ABC):
 
     def calibrate(self, branches: Branches) -> Self:
         """Measure the model's errors on held-out branches with at least 16 draws, for `certify`."""
+        self._fitted()
+        branches = as_branches("branches", branches)
         if changes := storage.differences(self.world_, branches.world):
             raise ValueError(f"the calibration branches come from another world:\n{changes}")
         for name in ("horizon", "discount", "continuation", "warmup"):
@@ -283,10 +298,10 @@ class Estimator(Parameters, abc.ABC):
         return self
 
     def certify(
-        self, observations: ArrayLike, query: Query, *, confidence: float = 0.95
+        self, observations: ArrayLike, query: Query | np.ndarray, *, confidence: float = 0.95
     ) -> decisions.Verdict:
         """Choose actions and bound their expected regret; see `cqm.decisions`."""
-        calibration = self._calibrated()
+        calibration, query = self._calibrated(), decisions.single_query(query)
         verdict = decisions.certify(
             self.effect(observations),
             query,
@@ -303,7 +318,7 @@ class Estimator(Parameters, abc.ABC):
     def effect_interval(
         self,
         observations: ArrayLike,
-        query: Query,
+        query: Query | np.ndarray,
         *,
         action: Action,
         baseline: Action,
@@ -314,8 +329,11 @@ class Estimator(Parameters, abc.ABC):
         The intervals are simultaneous: with the given confidence over states, the intervals for
         all pairs of actions in a state hold together.
         """
-        calibration = self._calibrated()
-        effects = self.effect(observations, action=action, baseline=baseline) @ query.weights
+        calibration, query = self._calibrated(), decisions.single_query(query)
+        if action is None or baseline is None:
+            raise ValueError("a contrast needs both action and baseline; got None")
+        effects = self.effect(observations, action=action, baseline=baseline)
+        effects = decisions.project(effects, query)
         radius = decisions.query_radius(
             query, calibration, self.recipe_.discount, self.recipe_.horizon, confidence
         )
@@ -339,6 +357,7 @@ class Estimator(Parameters, abc.ABC):
             )
 
     def _calibrated(self) -> decisions.Calibration:
+        self._fitted()
         if self.calibration_ is None:
             raise ValueError(
                 "the model has no calibration; call calibrate with held-out branches first"
@@ -354,7 +373,8 @@ class Estimator(Parameters, abc.ABC):
 
     def save(self, directory: str | Path) -> None:
         """Write the model: arrays, parameters, and the model card."""
-        directory, arrays = Path(directory), dict(self._fitted().arrays())
+        directory = output_directory("directory", directory)
+        arrays = dict(self._fitted().arrays())
         if self.losses_.size:
             arrays["losses"] = self.losses_
         if self.calibration_ is not None:
@@ -432,6 +452,12 @@ class Estimator(Parameters, abc.ABC):
             config.get("families"), model.num_examples_
         )
         return model
+
+
+def open_data(directory: str | Path) -> Branches | Logs:
+    """The branches or logs in a directory."""
+    place = checked_path("the data", directory)
+    return Logs.load(place) if (place / "logs.json").exists() else Branches.open(place)
 
 
 def load_model(path: str | Path) -> Estimator:

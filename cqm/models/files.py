@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 
 from cqm import storage
+from cqm.arguments import path as checked_path
 from cqm.branches.recipe import RecipeFields, WorldFields
 from cqm.models.layout import check_arrays
 from cqm.storage import DamagedFileError
@@ -85,7 +86,7 @@ class EarlierDescription(Description, forbid_unknown_fields=True, kw_only=True):
 
 def read_model(directory: str | Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """The description of a saved model and its arrays; raises unless they are intact and fit."""
-    directory = Path(directory)
+    directory = checked_path("directory", directory)
     path = directory / CONFIG
     try:
         config, arrays, _ = storage.read_described(
@@ -126,8 +127,8 @@ def read_model(directory: str | Path) -> tuple[dict[str, Any], dict[str, np.ndar
 @contextlib.contextmanager
 def model_directory(path: str | Path) -> Iterator[Path]:
     """The directory of a model, temporarily unpacked if it is a zip archive."""
-    path = Path(path)
-    if path.suffix != ".zip" or path.is_dir():
+    path = checked_path("path", path)
+    if path.suffix != ".zip" or not path.is_file():
         yield path
         return
     with tempfile.TemporaryDirectory() as unpacked:

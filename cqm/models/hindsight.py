@@ -21,13 +21,14 @@ from jax import Array
 from numpy.typing import ArrayLike
 
 from cqm import storage
+from cqm.arguments import function, real_numbers
 from cqm.bounds import total_mass
 from cqm.logs.dataset import Logs
 from cqm.models.log_estimator import WIDTH, LogEstimator, check_cells
 from cqm.models.network import Classifier
 from cqm.models.predictors import FourierPredictor, Predictor, TablePredictor
 from cqm.models.preprocessing import Coordinates
-from cqm.models.training import Training, expected_seconds, train
+from cqm.models.training import Training, check_network_size, expected_seconds, train
 from cqm.observations import as_observations
 from cqm.quotient import Reference, center
 from cqm.regression import (
@@ -106,7 +107,7 @@ class HindsightModel(LogEstimator):
         self.seed = seed
 
     def _check_params(self) -> None:
-        self._one_of("method", ("network", "tabular"))
+        self._one_of("method", "network", "tabular")
         super()._check_params()
 
     def _learn(self, logs: Logs, options: Mapping[str, Any]) -> Predictor:
@@ -135,7 +136,14 @@ class HindsightModel(LogEstimator):
                 "a loaded model has no ratios of logged events; fit it again, or use a Query"
             )
         states = as_observations(observations, self.observation_names)
-        rewards = np.asarray(reward_fn(self._events), float)
+        try:
+            rewards = function("reward_fn", reward_fn)(self._events)
+        except Exception as error:  # a user's function may raise anything
+            raise ValueError(
+                f"reward_fn raised {type(error).__name__}: {error}; it is called with features of "
+                f"shape {self._events.shape}"
+            ) from error
+        rewards = real_numbers("the result of reward_fn", rewards)
         if rewards.shape != self._events.shape[:-1] or not np.isfinite(rewards).all():
             raise ValueError(
                 f"reward_fn must return finite rewards of shape {self._events.shape[:-1]} for "
@@ -263,7 +271,12 @@ class HindsightModel(LogEstimator):
     ) -> Classifier:
         horizon, width = logs.recipe.horizon, self.width or WIDTH
         size = rows["inputs"].shape[1] + rows["events"].shape[2] + horizon
-        network = Classifier(size, logs.num_actions, width=width, key=jax.random.key(self.seed))
+
+        def make(key: Array) -> Classifier:
+            return Classifier(size, logs.num_actions, width=width, key=key)
+
+        check_network_size(make)
+        network = make(jax.random.key(self.seed))
         log_discounts = jnp.asarray(np.log(np.maximum(logs.recipe.discounts, 1e-30)), jnp.float32)
 
         def loss(model: Classifier, batch: Mapping[str, Array], key: Array, target: Any) -> Array:

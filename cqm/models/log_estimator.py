@@ -8,6 +8,7 @@ from typing import ClassVar, Literal, Self
 
 import numpy as np
 
+from cqm.arguments import whole_number
 from cqm.logs.dataset import Logs
 from cqm.models.estimator import Estimator
 from cqm.models.preprocessing import Coordinates, input_coordinates
@@ -29,7 +30,7 @@ class LogEstimator(Estimator):
 
     def fit(
         self,
-        logs: Logs,
+        logs: Logs | str | Path,
         *,
         directory: str | Path | None = None,
         show_progress: bool | None = None,
@@ -37,14 +38,15 @@ class LogEstimator(Estimator):
         """Learn from logs.
 
         Args:
-            logs: The trajectories to learn from.
+            logs: The trajectories to learn from, or their directory.
             directory: Where to keep checkpoints; an interrupted fit resumes from them.
             show_progress: See `cqm.progress.progress`.
         """
         return self._fit(logs, directory, show_progress)
 
     def _check_params(self) -> None:
-        self._at_least(width=1, members=1, folds=2, updates=1)
+        self._check_common()
+        whole_number("folds", self.folds, least=2)
         for name in ("width", "training", "updates"):
             if getattr(self, name) is not None and self.method not in self.network_methods:
                 raise ValueError(

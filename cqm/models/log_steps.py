@@ -22,7 +22,7 @@ from cqm import storage
 from cqm.logs.dataset import Logs
 from cqm.models.log_estimator import WIDTH
 from cqm.models.network import Classifier
-from cqm.models.predictors import UnrolledPredictor
+from cqm.models.predictors import UnrolledPredictor, check_draws
 from cqm.models.preprocessing import step_coordinates
 from cqm.models.training import Training, train
 from cqm.models.transition import Transition, before_steps, single_step_loss, step_spread
@@ -69,8 +69,9 @@ def fit_steps(
         errors = predicted - jnp.moveaxis(batch["steps"], 2, 0)
         return jnp.mean((errors / spread[:, None, None]) ** 2)
 
+    check_draws(model.draws, logs.recipe.horizon, logs.num_actions, model.width or WIDTH)
     quick = model._training_settings(_TRAINING)
-    slow = replace(quick, learning_rate=quick.learning_rate / 2, updates=quick.updates // 2)
+    slow = replace(quick, learning_rate=quick.learning_rate / 2, updates=max(1, quick.updates // 2))
     stages = (("steps", one_step, quick), ("unrolled", all_steps, slow))
     network = model._train(network, stages, rows, digest, options)
 

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Self
 
 import msgspec
 import numpy as np
 
-from cqm.models.training import Training
+from cqm.arguments import (
+    choice,
+    flag,
+    instance,
+    whole_number,
+    whole_number_or_none,
+)
+from cqm.models.training import MAX_SEED, Training
 from cqm.quotient import ComparisonGraph
 
 
@@ -44,20 +51,24 @@ class Parameters:
         )
         return f"{type(self).__name__}({', '.join(changed)})"
 
-    def _at_least(self, **least: int) -> None:
-        """Raise `ValueError` for a parameter below its smallest allowed value; None is allowed."""
-        for name, bound in least.items():
-            value = getattr(self, name)
-            if value is not None and value < bound:
-                raise ValueError(f"{name} must be at least {bound}; got {value}")
+    def _check_common(self) -> None:
+        """Raise `ValueError` unless the parameters of all models are valid."""
+        params = self.get_params()
+        whole_number("seed", params["seed"], least=0, most=MAX_SEED)
+        whole_number("members", params["members"], least=1)
+        for name in ("width", "updates", "decoder_rank"):
+            whole_number_or_none(name, params.get(name), least=1, most=2**31 - 1)
+        for name, value in params.items():
+            if isinstance(self._defaults()[name], bool):
+                flag(name, value)
+        if params["training"] is not None:
+            instance("training", params["training"], Training, "a cqm.Training or None")
+        if params.get("graph") is not None:
+            instance("graph", params["graph"], ComparisonGraph, "a ComparisonGraph or None")
 
-    def _one_of(self, name: str, allowed: Iterable[str]) -> None:
+    def _one_of(self, name: str, *allowed: str) -> None:
         """Raise `ValueError` unless a parameter has one of the allowed values."""
-        if getattr(self, name) not in allowed:
-            raise ValueError(
-                f"{name} must be one of {', '.join(map(repr, allowed))}; "
-                f"got {getattr(self, name)!r}"
-            )
+        choice(name, getattr(self, name), allowed)
 
     def _json_params(self) -> dict[str, Any]:
         return json_values(self.get_params())

@@ -16,10 +16,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from cqm.capacity import require_memory
 from cqm.models.network import Classifier, Network, named_arrays, with_arrays
 from cqm.models.preprocessing import Coordinates
 from cqm.models.transition import Transition
 from cqm.regression import RandomFourierFeatures, Table
+
+_UNROLLED_ROWS = 32  # states that are unrolled at once, each with all actions and continuations
 
 Arrays = dict[str, np.ndarray]
 
@@ -121,6 +124,12 @@ class DirectPredictor:
         return {**self.inputs.arrays("inputs"), "basis": self.basis, **network}
 
 
+def check_draws(draws: int, horizon: int, num_actions: int, width: int) -> None:
+    """Raise `ValueError` if so many continuations do not fit into memory."""
+    num_bytes = 4 * draws * (_UNROLLED_ROWS * num_actions * width + 2 * horizon)
+    require_memory(f"averaging over {draws:,} continuations", num_bytes, "choose fewer draws")
+
+
 @dataclass(frozen=True)
 class UnrolledPredictor:
     """A transition network, unrolled under fresh continuations and averaged over them.
@@ -149,7 +158,7 @@ class UnrolledPredictor:
                 Transition.effects_under, self.network, block, self.behaviour, drawn, *fixed
             )
 
-        return in_blocks(predict, inputs, 32, axis=1) @ self.basis.T
+        return in_blocks(predict, inputs, _UNROLLED_ROWS, axis=1) @ self.basis.T
 
     def arrays(self) -> Arrays:
         """Coordinates, basis, continuations and layers."""

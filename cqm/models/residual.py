@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from cqm.arguments import whole_number
 from cqm.logs.dataset import Logs
 from cqm.models.log_estimator import LogEstimator, check_cells
 from cqm.models.log_steps import fit_steps
@@ -94,10 +95,10 @@ class ResidualModel(LogEstimator):
         self.seed = seed
 
     def _check_params(self) -> None:
-        self._one_of("method", ("direct", "steps", "tabular"))
-        self._one_of("outcome", ("full", "additive"))
+        self._one_of("method", "direct", "steps", "tabular")
+        self._one_of("outcome", "full", "additive")
         super()._check_params()
-        self._at_least(draws=1)
+        whole_number("draws", self.draws, least=1)
         if self.method == "steps" and (self.doubly_robust or self.outcome == "additive"):
             raise ValueError(
                 "the method 'steps' supports neither doubly_robust=True nor outcome='additive', "

@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import ArrayLike
 
+from cqm.arguments import mapping, texts
 from cqm.models.files import read_model
 from cqm.observations import as_observations
-from cqm.quotient import Reference, center
+from cqm.quotient import Reference, as_reference, center
 
 _ROWS = 32  # states per block, each with all its actions and continuations
 
@@ -29,9 +30,26 @@ class Scorer:
         *,
         observation_names: Sequence[str] | None = None,
     ):
-        self.arrays, self.reference = dict(arrays), reference
+        self.arrays = {**mapping("arrays", arrays, "the arrays of a saved EffectModel by name")}
+        missing = sorted(
+            {"inputs.shift", "inputs.matrix", "basis", "network.embedding"} - set(arrays)
+        )
+        if missing:
+            raise ValueError(
+                f"arrays must be those of a saved EffectModel; {missing} are missing; use "
+                "Scorer.load or model.to_numpy"
+            )
+        num_actions = np.shape(self.arrays["network.embedding"])[-2]
+        as_reference(reference, np.empty((num_actions, 1)))
+        self.reference = reference
         numbered = (f"obs_{i}" for i in range(len(self.arrays["inputs.shift"])))
-        self.observation_names = tuple(observation_names or numbered)
+        names = numbered if observation_names is None else observation_names
+        self.observation_names = texts("observation_names", names)
+        if len(self.observation_names) != len(self.arrays["inputs.shift"]):
+            raise ValueError(
+                f"observation_names must be {len(self.arrays['inputs.shift'])} names; got "
+                f"{len(self.observation_names)}"
+            )
 
     @classmethod
     def load(cls, directory: str | Path) -> Scorer:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from cqm.arguments import function, instance, mapping, real_numbers, whole_number
 from cqm.logs.dataset import Logs
 from cqm.models.estimator import Estimator
 from cqm.models.preprocessing import input_coordinates
@@ -50,6 +51,12 @@ def held_out_scores(
         logs: Held-out logs; unknown propensities are estimated.
         seed: Random seed for the baseline's Fourier features.
     """
+    instance("logs", logs, Logs, "Logs")
+    whole_number("seed", seed, least=0)
+    for name, estimator in mapping("estimators", estimators, "fitted models by name").items():
+        if isinstance(estimator, Estimator):
+            estimator._fitted()
+        function(f"effect of the estimator {name!r}", getattr(estimator, "effect", None))
     logs.coverage().check()
     scored_on = Provenance.of(logs)
     for estimator in estimators.values():
@@ -87,7 +94,14 @@ def held_out_scores(
     rows = np.arange(len(logs))
     scores = {}
     for name, estimator in estimators.items():
-        effects = estimator.effect(logs.observations) @ basis / scale
+        effects = real_numbers(f"effects by {name!r}", estimator.effect(logs.observations))
+        expected = (len(logs), logs.num_actions, len(basis))
+        if effects.shape != expected:
+            raise ValueError(
+                f"the effects by {name!r} must be {list(expected)}, as for the model's own logs; "
+                f"got shape {list(effects.shape)}"
+            )
+        effects = effects @ basis / scale
         own = center(effects, propensities)[rows, logs.first_actions]
         gains = np.sum(residuals**2 - (residuals - own) ** 2, axis=1)
         centred = center(effects)

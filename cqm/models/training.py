@@ -23,6 +23,9 @@ import optax
 from jax import Array
 
 from cqm import storage
+from cqm.arguments import choice, number, whole_number, whole_number_or_none
+from cqm.capacity import require_memory, size_text
+from cqm.display import counted
 from cqm.models.checkpoint import Checkpoint
 from cqm.models.training_log import TrainingLog
 from cqm.progress import duration, is_shown, progress, say
@@ -31,7 +34,10 @@ Model = TypeVar("Model", bound=eqx.Module)
 Batch = dict[str, Array]
 LossFn = Callable[[Any, Batch, Array, Any], Array]  # model, batch, random key, target -> loss
 MemberLossFn = Callable[[Any, Batch], Array]  # one member, its own batch -> loss
+_CHECKPOINT = ".checkpoint.safetensors"  # end of a checkpoint's name
 _TIMED_UPDATES = 8
+_MOST = 2**31 - 1  # JAX counts updates in 32 bits
+MAX_SEED = 2**32 - 1  # JAX's random keys have 32 bits
 
 
 @dataclass(frozen=True)
@@ -59,10 +65,13 @@ class Training:
 
     def __post_init__(self) -> None:
         for name in ("updates", "batch_size", "chunk"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1; got {getattr(self, name)}")
-        if self.schedule not in ("constant", "cosine"):
-            raise ValueError(f"schedule must be 'constant' or 'cosine'; got {self.schedule!r}")
+            whole_number(name, getattr(self, name), least=1, most=_MOST)
+        for name in ("learning_rate", "clip"):
+            number(name, getattr(self, name), above=0)
+        choice("schedule", self.schedule, ("constant", "cosine"))
+        number("weight_decay", self.weight_decay, least=0)
+        whole_number("target_every", self.target_every, least=0, most=_MOST)
+        whole_number_or_none("seed", self.seed, least=0, most=MAX_SEED)
 
     def __repr__(self) -> str:
         changed = (
@@ -186,6 +195,8 @@ def train(
         filled_in = {"training": asdict(Training()), **(defaults or {})}
         files = _Files(Path(directory), name, settings, filled_in)
         step, losses, held_out, state = files.load(state)
+        if 0 < step < training.updates:
+            say(f"{name}: resuming after {step:,} of {training.updates:,} updates", show_progress)
     key = jax.random.key(training.seed)
     shown = step < training.updates and is_shown(show_progress)
     measure = None if validation is None else _compiled_validation(loss_fn, validation, training)
@@ -279,7 +290,18 @@ def expected_seconds(
 
 def stacked_members(make_fn: Callable[[Array], Model], members: int, seed: int) -> Model:
     """The initial members of an ensemble, stacked; `make_fn` takes a random key."""
+    check_network_size(make_fn, members)
     return eqx.filter_vmap(make_fn)(jax.random.split(jax.random.key(seed), members))
+
+
+def check_network_size(make_fn: Callable[[Array], Model], members: int = 1) -> None:
+    """Raise `ValueError` if this machine has too little memory to train such networks."""
+    one = eqx.filter_eval_shape(make_fn, jax.random.key(0))
+    arrays = jax.tree.leaves(eqx.filter(one, lambda leaf: hasattr(leaf, "dtype")))
+    num_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in arrays)
+    what = f"training {counted(members, 'network')} of {size_text(num_bytes)}"
+    # The parameters, their gradient, and AdamW's two moments.
+    require_memory(what, 4 * members * num_bytes, "choose a smaller width or fewer members")
 
 
 def _copy(model: Model) -> Model:
@@ -378,6 +400,15 @@ def _compiled_chunk(
     return compile_and_run
 
 
+def checkpointed_updates(directory: Path) -> dict[str, int]:
+    """Updates made by each training run whose checkpoint is in a directory, by name."""
+    steps = {}
+    for path in sorted(directory.glob(f"*{_CHECKPOINT}")):
+        with contextlib.suppress(storage.DamagedFileError), storage.open_arrays(path) as file:
+            steps[path.name.removesuffix(_CHECKPOINT)] = int((file.metadata() or {})["step"])
+    return steps
+
+
 class _Files:
     """The checkpoint and the log of one training run."""
 
@@ -386,7 +417,7 @@ class _Files:
     ):
         self.settings = json.loads(storage.canonical_json(settings))
         self.defaults = json.loads(storage.canonical_json(defaults))
-        self.checkpoint = storage.inside(directory, f"{name}.checkpoint.safetensors")
+        self.checkpoint = storage.inside(directory, f"{name}{_CHECKPOINT}")
         directory.mkdir(parents=True, exist_ok=True)
         self.log = TrainingLog(directory, name)
 

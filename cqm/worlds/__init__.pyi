@@ -1,4 +1,5 @@
 from . import (
+    catalogue as catalogue,
     check as check,
     cloning as cloning,
     contract as contract,

@@ -7,6 +7,9 @@ import zlib
 import numpy as np
 import numpy.typing as npt
 
+from cqm.arguments import real_numbers, shown
+from cqm.names import MAX_ACTIONS
+
 
 def prototype_actions(
     low: np.ndarray, high: np.ndarray, *, name: str = "", seed: int = 0
@@ -49,13 +52,13 @@ def checked_actions(
     >>> checked_actions([[0], [1]], np.array([-1.0]), np.array([1.0])).tolist()
     [[0.0], [1.0]]
     """
-    actions = np.array(given, float)
+    actions = real_numbers("candidate_actions", given).copy()
     shaped = actions.ndim == 2 and len(actions) > 1 and actions.shape[1] == len(low)
     inside = shaped and np.all(np.isfinite(actions) & (actions >= low) & (actions <= high))
     if not inside or (not continuous and np.any(actions % 1)):
         kind = "numbers" if continuous else "whole numbers"
         raise ValueError(
-            f"candidate_actions cannot be {actions.tolist()}; allowed: at least 2 rows of "
+            f"candidate_actions cannot be {shown(actions.tolist())}; allowed: at least 2 rows of "
             f"{len(low)} {kind} from {low.tolist()} to {high.tolist()}"
         )
     return actions
@@ -78,4 +81,10 @@ def candidate_actions(
         return checked_actions(given, low, high, continuous=continuous)
     if continuous:
         return prototype_actions(low, high, name=name, seed=seed)
+    num = int(high[0] - low[0]) + 1
+    if num > MAX_ACTIONS:
+        raise ValueError(
+            f"at most {MAX_ACTIONS:,} actions can be compared; {name} has {num:,}; pass "
+            "candidate_actions"
+        )
     return np.arange(low[0], high[0] + 1)[:, None]

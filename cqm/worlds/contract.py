@@ -13,12 +13,13 @@ import abc
 import enum
 import functools
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, final
 
 import numpy as np
 
+from cqm.arguments import real_numbers, shown
 from cqm.display import counted, html_facts
 from cqm.names import counted_actions, numbered, shortened
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from cqm.worlds.nuisance import Nuisance
 
 States = dict[str, np.ndarray]
+MAX_BATCH = 10**8  # states, or steps, of one call
 T = TypeVar("T")
 
 
@@ -131,7 +133,7 @@ class World(abc.ABC):
 
     def mixed_weights(self, direction: np.ndarray) -> np.ndarray:
         """Convert weights on the native features, `[..., native]`, to weights on the features."""
-        direction = np.asarray(direction, float)
+        direction = real_numbers("direction", direction)
         names = self.native.feature_names
         if direction.shape[-1:] != (len(names),):
             raise ValueError(
@@ -151,6 +153,8 @@ class World(abc.ABC):
     @final
     def step(self, states: States, controls: np.ndarray, noise: np.ndarray) -> Rollout:
         """Roll every state one step forward: controls `[n, controls]`, noise `[n, noise]`."""
+        controls = real_numbers("controls", controls, ("n", "controls"))
+        noise = real_numbers("noise", noise, ("n", "noise"))
         return self.rollout(states, controls[:, None], noise[:, None])
 
     def __repr__(self) -> str:
@@ -191,6 +195,45 @@ class PerThread(Generic[T]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return PerThread, (self._make_fn,)
+
+
+def check_states(states: Mapping[str, np.ndarray], needed: Iterable[str]) -> int:
+    """The number of states in a batch; raises unless it has the arrays that a world needs."""
+    wanted = sorted(needed)
+    if (
+        not isinstance(states, Mapping)
+        or not set(wanted) <= set(states)
+        or not all(isinstance(values, np.ndarray) and values.ndim for values in states.values())
+        or len({len(values) for values in states.values()}) != 1
+    ):
+        raise ValueError(
+            f"states must be a dictionary of arrays {wanted} with one row per state, as `reset` "
+            f"and `restore` return it; got {shown(states)}"
+        )
+    return num_states(states)
+
+
+def check_inputs(
+    states: Mapping[str, np.ndarray],
+    needed: Iterable[str],
+    controls: np.ndarray,
+    noise: np.ndarray,
+    widths: tuple[int, int],
+) -> tuple[np.ndarray, np.ndarray]:
+    """Controls and noise of a rollout as arrays; raises unless they fit the states."""
+    num = check_states(states, needed)
+    axes = ("n", "horizon")
+    controls = real_numbers("controls", controls, (*axes, "controls"))
+    noise = real_numbers("noise", noise, (*axes, "noise"))
+    horizon = controls.shape[1]
+    if controls.shape != (num, horizon, widths[0]) or noise.shape != (num, horizon, widths[1]):
+        raise ValueError(
+            f"got controls {list(controls.shape)} and noise {list(noise.shape)}; allowed for "
+            f"{num} states: [{num}, horizon, {widths[0]}] and [{num}, horizon, {widths[1]}]"
+        )
+    if horizon == 0:
+        raise ValueError("a rollout needs at least 1 step; got controls of 0 steps")
+    return controls, noise
 
 
 def num_states(states: Mapping[str, np.ndarray]) -> int:

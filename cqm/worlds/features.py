@@ -15,12 +15,14 @@ from typing import Any
 
 import numpy as np
 
+from cqm.arguments import function, instance, number, real_numbers, text, texts, whole_number
 from cqm.worlds.contract import Rollout, States, Status, World, num_states, padded_blocks, take
 from cqm.worlds.function import qualified_name
 
 # Names of the k new features, a function [..., d] -> [..., k], and a JSON-able identity.
 BuiltMap = tuple[Sequence[str], Callable[[np.ndarray], np.ndarray], dict[str, Any]]
 
+_MAX_FEATURES = 100_000  # of one map
 _BLOCK = 256  # rows per call of a user's function; rounding depends on the number of rows
 _PIECES, _PIECE_STEPS = 4, 8  # in total as long as a default branch with its warm-up
 
@@ -51,12 +53,19 @@ class RandomFourier:
     spread: Sequence[float] | None = None  # σ of each feature; by default estimated from a sample
     prefix: str = "fourier"  # prefix of the feature names
 
+    def __post_init__(self) -> None:
+        whole_number("num", self.num, least=1, most=_MAX_FEATURES)
+        number("scale", self.scale, above=0)
+        whole_number("seed", self.seed, least=0)
+        text("prefix", self.prefix)
+
     def _build(self, names: Sequence[str], sample: np.ndarray) -> BuiltMap:
         measured = np.where(varies(sample), sample.std(axis=0), 1.0)
         rounded = [float(f"{s:.3g}") for s in measured]  # to be the same on every machine
-        sigma = np.array(rounded if self.spread is None else self.spread, float)
-        if self.num < 1 or len(sigma) != len(names) or not np.all(self.scale * sigma > 0):
-            raise ValueError(f"num, scale and {len(names)} spreads must be positive; got {self}")
+        given = rounded if self.spread is None else self.spread
+        sigma = real_numbers("spread", given, ("features",), finite=True)
+        if len(sigma) != len(names) or not np.all(sigma > 0):
+            raise ValueError(f"spread must be {len(names)} positive numbers; got {self.spread}")
         rng = np.random.default_rng(self.seed)
         frequencies = rng.standard_normal((len(sigma), self.num)) / (self.scale * sigma[:, None])
         offsets = rng.uniform(0, 2 * np.pi, self.num)
@@ -79,12 +88,20 @@ class UserFeatures:
     fn: Callable[[np.ndarray], Any]
     names: Sequence[str]
 
+    def __post_init__(self) -> None:
+        function("fn", self.fn)
+        object.__setattr__(self, "names", list(texts("names", self.names)))
+
     def _build(self, names: Sequence[str], sample: np.ndarray) -> BuiltMap:
+        own = self.names
+
         def in_blocks(features: np.ndarray) -> np.ndarray:
             rows = features.reshape(-1, features.shape[-1])
             values = np.empty((len(rows), len(self.names)))
             for block, filled in padded_blocks(len(rows), _BLOCK):
-                result = np.asarray(self.fn(rows[filled]), float)
+                result = real_numbers(
+                    f"the result of the user features {own}", self.fn(rows[filled])
+                )
                 if result.shape != (_BLOCK, len(self.names)):
                     wanted = f"expected [{_BLOCK}, {len(self.names)}], got {list(result.shape)}"
                     raise ValueError(f"wrong shape of the user features {self.names}: {wanted}")
@@ -107,6 +124,10 @@ class ExpandedWorld(World):
     """
 
     def __init__(self, inner: World, *maps: FeatureMap):
+        instance("inner", inner, World, "a World")
+        for feature_map in maps:
+            allowed = "Squares(), Products(), RandomFourier() or UserFeatures(...)"
+            instance("a feature map", feature_map, FeatureMap, allowed)
         if inner.nuisance is not None:
             raise ValueError("expand world.native instead: products with a nuisance do not cancel")
         if isinstance(inner, ExpandedWorld):
@@ -120,7 +141,12 @@ class ExpandedWorld(World):
         repeated = [name for name, count in Counter(names).items() if count > 1]
         if repeated:
             raise ValueError(f"feature names must be unique; got {repeated} more than once")
-        self.expand(sample)  # raises now if a user's function is wrong
+        try:
+            self.expand(sample)  # raises now if a user's function is wrong
+        except ValueError:
+            raise
+        except Exception as error:  # a user's function may raise anything
+            raise ValueError(f"the user features raised {type(error).__name__}: {error}") from error
 
     def expand(self, features: np.ndarray) -> np.ndarray:
         """All features `[..., features]` from the inner world's `[..., d]`."""

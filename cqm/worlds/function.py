@@ -15,16 +15,29 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from cqm.arguments import (
+    choice,
+    flag,
+    function,
+    generator,
+    real_numbers,
+    shown,
+    text,
+    texts,
+    whole_number,
+)
 from cqm.names import checked_action_names
 from cqm.worlds.actions import checked_actions
 from cqm.worlds.contract import (
+    MAX_BATCH,
     NOT_VECTORISED,
     VECTORISE,
     Rollout,
     States,
     Status,
     World,
-    num_states,
+    check_inputs,
+    check_states,
     padded_blocks,
     take,
 )
@@ -42,6 +55,7 @@ class _NotVectorisedError(ValueError):
     """A function handles one state at a time; the message says what to change."""
 
 
+_MAX_BLOCK = 2**20  # rows per call
 _JAX_STEPS = 16  # steps per call of the compiled program
 
 
@@ -123,20 +137,18 @@ class FunctionWorld(World):
         backend: str = "numpy",
         block_size: int = 256,
     ) -> None:
-        if backend not in ("numpy", "jax"):
-            raise ValueError(f"unknown backend {backend!r}; available: 'numpy', 'jax'")
+        choice("backend", backend, ("numpy", "jax"))
         if exogenous is not None and trace is not None:
             raise ValueError("got both exogenous and trace; pass at most one of them")
-        if fixed_noise and exogenous is None:
+        if flag("fixed_noise", fixed_noise) and exogenous is None:
             raise ValueError("fixed_noise describes exogenous, which was not given")
-        if block_size < 1:
-            raise ValueError(f"block_size must be at least 1; got {block_size}")
-        self.name, self.backend, self.block_size = name, backend, block_size
-        self.continuous = continuous
+        self.name, self.backend = text("name", name), backend
+        self.block_size = whole_number("block_size", block_size, least=1, most=_MAX_BLOCK)
+        self.continuous = flag("continuous", continuous)
         actions = _finite("candidate_actions", candidate_actions, 2)
         low, high = actions.min(axis=0), actions.max(axis=0)
-        self.control_low = low if control_low is None else np.full_like(low, control_low)
-        self.control_high = high if control_high is None else np.full_like(high, control_high)
+        self.control_low = _bound("control_low", control_low, low)
+        self.control_high = _bound("control_high", control_high, high)
         self.candidate_actions = checked_actions(actions, self.control_low, self.control_high)
         self.action_names = checked_action_names(action_names, len(actions))
         self.trace = None if trace is None else _finite("trace", trace, 1)
@@ -144,6 +156,9 @@ class FunctionWorld(World):
         self.fixed_noise = fixed_noise or trace is not None
         functions = dict(step=step, initial=initial, features=features, observe=observe)
         functions["exogenous"] = exogenous
+        for role, fn in functions.items():
+            if fn is not None or role in ("step", "initial"):
+                function(role, fn)
         self._function_names = {role: fn and qualified_name(fn) for role, fn in functions.items()}
         self._initial_fn, self._exogenous_fn = initial, exogenous
         self._run = self._run_numpy if backend == "numpy" else _compiled(self._advance)
@@ -172,19 +187,24 @@ class FunctionWorld(World):
 
     def reset(self, num: int, rng: np.random.Generator) -> States:
         """Draw `num` initial states."""
-        states = _stored(self._initial_fn(num, rng))
+        num = whole_number("num", num, least=0, most=MAX_BATCH)
+        states = _stored(self._initial_fn(num, generator("rng", rng)))
         like = {n: np.empty((num, *shape), dtype) for n, (shape, dtype) in self._layout.items()}
         return _conform("initial", states, like)
 
     def observe(self, states: States) -> np.ndarray:
         """Observations of the states, `[n, observations]`."""
-        observations = np.empty((num_states(states), len(self.observation_names)))
+        num = check_states(states, self._layout)
+        observations = np.empty((num, len(self.observation_names)))
         for rows, filled in padded_blocks(len(observations), self.block_size):
             observations[rows] = self._observe_block(take(states, filled))[: len(rows)]
         return observations
 
     def sample_noise(self, num: int, horizon: int, rng: np.random.Generator) -> np.ndarray:
         """Exogenous input for `num` rollouts, `[num, horizon, e]`: sampled, or trace windows."""
+        num = whole_number("num", num, least=0, most=MAX_BATCH)
+        horizon = whole_number("horizon", horizon, least=0, most=MAX_BATCH)
+        generator("rng", rng)
         if self.trace is not None:
             if horizon > len(self.trace):
                 raise ValueError(
@@ -195,17 +215,18 @@ class FunctionWorld(World):
             return self.trace[starts[:, None] + np.arange(horizon)]
         if self._exogenous_fn is None:
             return np.empty((num, horizon, 0))
-        noise = np.asarray(self._exogenous_fn(num, horizon, rng), float)
+        noise = _explained("exogenous", self._exogenous_fn)(num, horizon, rng)
+        noise = real_numbers("the result of exogenous", noise)
         return _shaped("exogenous", noise, (num, horizon, None))
 
     def rollout(
         self, states: States, controls: np.ndarray, noise: np.ndarray, *, final: bool = True
     ) -> Rollout:
         """Roll every state forward, open loop; see `World.rollout`."""
-        num, width = num_states(states), len(self.control_low)
-        controls = _shaped("controls", np.asarray(controls, float), (num, None, width))
-        horizon = controls.shape[1]
-        noise = _shaped("noise", np.asarray(noise, float), (num, horizon, self._noise_width))
+        widths = (len(self.control_low), self._noise_width)
+        controls, noise = check_inputs(states, self._layout, controls, noise, widths)
+        num, horizon = controls.shape[:2]
+        flag("final", final)
         features = np.full((num, horizon, len(self.feature_names)), np.nan)
         status = np.full(num, Status.RAISED, np.int8)
         after = {name: values.copy() for name, values in states.items()} if final else {}
@@ -260,7 +281,7 @@ class FunctionWorld(World):
     ) -> None:
         """Roll one block one step forward, to learn the shapes and report mistakes early."""
         rng, num = np.random.default_rng(0), len(self.candidate_actions)
-        state = self._initial_fn(num, rng)
+        state = _explained("initial", self._initial_fn)(num, rng)
         self._is_dict = isinstance(state, Mapping)
         self._layout = {n: (v.shape[1:], v.dtype) for n, v in _stored(state).items()}
         noise = self.sample_noise(num, 1, rng)
@@ -292,7 +313,8 @@ class FunctionWorld(World):
 
     def _observe_block(self, states: States) -> np.ndarray:
         """Observations of one block."""
-        observations = np.asarray(self._call["observe"](self._shown(states)), float)
+        observations = self._call["observe"](self._shown(states))
+        observations = real_numbers("the result of observe", observations)
         return _shaped("observe", observations, (self.block_size, None))
 
     def _advance(self, states: States, action: Any, exogenous: Any) -> tuple[States, Any, Any]:
@@ -303,7 +325,7 @@ class FunctionWorld(World):
         features = self._call["features"](
             self._shown(states), action.copy(), exogenous.copy(), self._shown(following)
         )
-        features = _shaped("features", xp.asarray(features), (rows, None))
+        features = _shaped("features", _numbers(xp, "features", features), (rows, None))
         finite = xp.isfinite(features).all(axis=1)
         for values in following.values():  # a state may be infinite ("never"), but not NaN
             finite = finite & ~xp.isnan(values).reshape(rows, -1).any(axis=1)
@@ -363,10 +385,14 @@ def _explained(role: str, fn: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return fn(*arguments)
         except NOT_VECTORISED as error:
+            if role in ("initial", "exogenous"):
+                raise ValueError(f"{role} raised {type(error).__name__}: {error}") from error
             raise _NotVectorisedError(
                 f"{role} raised {type(error).__name__}: {error}; {VECTORISE}, or pass block_size=1 "
                 "to have it called with one row at a time"
             ) from error
+        except Exception as error:  # a user's function may raise anything
+            raise ValueError(f"{role} raised {type(error).__name__}: {error}") from error
 
     return call
 
@@ -380,19 +406,19 @@ def _flat(state: State) -> Any:
 
 def _packed(state: State) -> dict[str, Any]:
     """A user's state as a dict of arrays."""
-    return dict(state) if isinstance(state, Mapping) else {"state": state}
+    if isinstance(state, Mapping):
+        return {text("the name of a state variable", name): v for name, v in state.items()}
+    return {"state": state}
 
 
 def _stored(state: State) -> States:
     """The state variables as NumPy arrays: float64, integers or booleans."""
-    arrays = {name: np.asarray(values) for name, values in _packed(state).items()}
+    arrays = {n: _numbers(np, f"{n!r} from initial", v) for n, v in _packed(state).items()}
     if not arrays:
         raise ValueError("initial returned a state without variables; at least one is needed")
     for name, values in arrays.items():
-        if values.dtype.kind not in "fiub":
-            raise ValueError(
-                f"initial returned {name!r} with dtype {values.dtype}; allowed: numbers, booleans"
-            )
+        if values.ndim == 0:
+            raise ValueError(f"initial must return one row per state; got {values} for {name!r}")
     return {n: v.astype(float) if v.dtype.kind == "f" else v for n, v in arrays.items()}
 
 
@@ -402,7 +428,7 @@ def _conform(source: str, state: Mapping[str, Any], like: States) -> States:
         raise ValueError(f"{source} returned variables {sorted(state)}, expected {sorted(like)}")
     states = {}
     for name, expected in like.items():
-        values = expected.__array_namespace__().asarray(state[name])
+        values = _numbers(expected.__array_namespace__(), f"{name!r} from {source}", state[name])
         _shaped(f"{name!r} from {source}", values, expected.shape)
         if not np.can_cast(values.dtype, expected.dtype, "same_kind"):
             raise ValueError(
@@ -426,9 +452,34 @@ def _shaped(source: str, values: Any, shape: tuple[int | None, ...]) -> Any:
     return values
 
 
+def _numbers(xp: Any, source: str, values: Any) -> Any:
+    """What a user's function returned, as an array of numbers or booleans."""
+    try:
+        array = xp.asarray(values)
+        sound = array.dtype.kind in "fiub"
+    except Exception:  # neither NumPy nor JAX can make an array of it
+        sound = False
+    if not sound:
+        raise ValueError(f"{source} must be an array of numbers or booleans; got {shown(values)}")
+    return array
+
+
+def _bound(name: str, given: npt.ArrayLike | None, default: np.ndarray) -> np.ndarray:
+    """A control bound `[controls]`, also from one number for all controls."""
+    if given is None:
+        return default
+    bound = real_numbers(name, given)
+    if bound.shape not in ((), default.shape) or np.isnan(bound).any():
+        raise ValueError(
+            f"{name} must be a number, or {len(default)} of them, one per control; got "
+            f"{shown(given)}"
+        )
+    return np.full_like(default, bound)
+
+
 def _finite(source: str, values: npt.ArrayLike, min_rows: int) -> np.ndarray:
     """A float64 copy of a matrix, checked to be finite."""
-    array = np.array(values, float)
+    array = real_numbers(source, values).copy()
     num_bad = np.sum(~np.isfinite(array))
     if array.ndim != 2 or len(array) < min_rows or num_bad:
         raise ValueError(
@@ -440,7 +491,8 @@ def _finite(source: str, values: npt.ArrayLike, min_rows: int) -> np.ndarray:
 
 def _names(kind: str, names: Sequence[str] | None, width: int) -> tuple[str, ...]:
     """The given names, or numbered ones."""
-    names = [f"{kind}_{i}" for i in range(width)] if names is None else names
+    default = [f"{kind}_{i}" for i in range(width)]
+    names = default if names is None else texts(f"{kind}_names", names)
     if len(names) != width:
         raise ValueError(f"{kind}_names has {len(names)} names, but there are {width} {kind}s")
     return tuple(names)

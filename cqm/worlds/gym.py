@@ -14,11 +14,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from cqm.arguments import choice, generator, shown, text, whole_number
 from cqm.names import checked_action_names
 from cqm.worlds import actions
 from cqm.worlds.check import check_world
 from cqm.worlds.cloning import CLONING_METHODS, Env, InPlace, Row, simulation, stack, step, unstack
-from cqm.worlds.contract import Rollout, States, Status, World, num_states
+from cqm.worlds.contract import (
+    MAX_BATCH,
+    Rollout,
+    States,
+    Status,
+    World,
+    check_inputs,
+    check_states,
+)
 from cqm.worlds.function import qualified_name
 from cqm.worlds.simulators import sim_extra
 
@@ -28,6 +37,8 @@ with sim_extra():
 if TYPE_CHECKING:
     from gymnasium import spaces
 
+_ARRAYS = ("observation", "terminated")  # of every state
+_MAX_PREFIX = 10**6  # steps stored with a state
 _DIVERGENCES = [int(getattr(mujoco.mjtWarning, f"mjWARN_BAD{q}")) for q in ("QPOS", "QVEL", "QACC")]
 
 
@@ -73,11 +84,18 @@ class GymWorld(World):
     ):
         with sim_extra():
             from gymnasium import spaces
-        if cloning is not None and cloning not in CLONING_METHODS:
-            raise ValueError(f"unknown cloning {cloning!r}; available: {list(CLONING_METHODS)}")
+        if cloning is not None:
+            choice("cloning", cloning, CLONING_METHODS)
+        if not isinstance(env, str) and not callable(env):
+            raise ValueError(
+                "env must be a registered id, such as 'CartPole-v1', or a function that returns a "
+                f"new environment; got {shown(env)}"
+            )
         self._env_or_id = env
         self._env_name = env if isinstance(env, str) else qualified_name(env)
-        self.name, self.seed, self.max_prefix = name or self._env_name, seed, max_prefix
+        self.name = text("name", self._env_name if name is None else name)
+        self.seed = whole_number("seed", seed, least=0)
+        self.max_prefix = whole_number("max_prefix", max_prefix, least=0, most=_MAX_PREFIX)
 
         probe = self._make()
         if callable(env) and self._make().unwrapped is probe.unwrapped:
@@ -100,12 +118,13 @@ class GymWorld(World):
 
     def reset(self, num: int, rng: np.random.Generator) -> States:
         """Draw `num` initial states, each with its own seed."""
-        if num < 1:
-            raise ValueError(f"num must be at least 1; got {num}")
+        num = whole_number("num", num, least=1, most=MAX_BATCH)
+        generator("rng", rng)
         return stack([self._start(int(seed)) for seed in rng.integers(2**31, size=num)])
 
     def observe(self, states: States) -> np.ndarray:
         """Observations of the states, `[n, observations]`; the last marks terminated states."""
+        check_states(states, _ARRAYS)
         return np.column_stack([states["observation"], states["terminated"]])
 
     def sample_noise(self, num: int, horizon: int, rng: np.random.Generator) -> np.ndarray:
@@ -120,13 +139,8 @@ class GymWorld(World):
         After a branch fails, its features and the observation of its final state are NaN, and
         rollouts from that state fail too.
         """
-        num, width = num_states(states), len(self.control_low)
-        horizon = controls.shape[1] if controls.ndim == 3 else -1
-        if controls.shape != (num, horizon, width) or noise.shape != (num, horizon, 1):
-            raise ValueError(
-                f"got controls {list(controls.shape)} and noise {list(noise.shape)}; allowed for "
-                f"{num} states: [{num}, horizon, {width}] and [{num}, horizon, 1]"
-            )
+        controls, noise = check_inputs(states, _ARRAYS, controls, noise, (len(self.control_low), 1))
+        num, horizon = controls.shape[:2]
         longest = states["length"].max(initial=0) + horizon if "length" in states else 0
         if final and longest > self.max_prefix:
             raise ValueError(
@@ -172,12 +186,18 @@ class GymWorld(World):
         if isinstance(self._env_or_id, str):
             try:
                 env = gymnasium.make(self._env_or_id, disable_env_checker=True)
-            except gymnasium.error.Error as error:
+            except Exception as error:  # an environment's own code may raise anything
                 raise ValueError(f"Gymnasium cannot make {self._env_or_id!r}: {error}") from error
         else:
-            env = self._env_or_id()
+            try:
+                env = self._env_or_id()
+            except Exception as error:
+                raise ValueError(
+                    f"{self._env_name} raised {type(error).__name__}: {error}; it must return a "
+                    "new environment, without arguments"
+                ) from error
         if not isinstance(env, gymnasium.Env):
-            raise ValueError(f"{self._env_name} made {env!r}; allowed: a gymnasium.Env")
+            raise ValueError(f"{self._env_name} made {shown(env)}; allowed: a gymnasium.Env")
         return _without_limits(env)
 
     def _actions(self, controls: np.ndarray) -> np.ndarray:

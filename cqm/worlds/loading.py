@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy.typing as npt
 
+from cqm.arguments import instance, mapping, shown, whole_number
 from cqm.worlds.contract import World
 from cqm.worlds.features import ExpandedWorld, FeatureMap, load_maps
 from cqm.worlds.identity import stored_identity
@@ -39,19 +40,28 @@ def load_world(
     >>> load_world("reacher-easy", nuisance=64, seed=7).feature_names[:2]
     ('mixed_0', 'mixed_1')
     """
+    instance("name", name, str, "the name of a world, such as 'cartpole-swingup'")
+    whole_number("seed", seed, least=0)
+    if not isinstance(nuisance, Nuisance):
+        dimension = whole_number("nuisance", nuisance, least=0)
+        nuisance = Nuisance(dimension=dimension, seed=seed) if dimension else 0
+    maps: tuple[Any, ...] = (features,) if isinstance(features, FeatureMap) else ()
+    if not maps:
+        given = features if isinstance(features, list | tuple) else (features,)
+        allowed = "Squares(), Products(), RandomFourier() or UserFeatures(...), or several of them"
+        maps = tuple(instance("features", each, FeatureMap, allowed) for each in given)
     world = _load(name, candidate_actions, action_names)
-    maps = tuple(features) if isinstance(features, Iterable) else (features,)
     if maps:
         world = ExpandedWorld(world, *maps)
-    if not nuisance:
-        return world
-    if not isinstance(nuisance, Nuisance):
-        nuisance = Nuisance(dimension=nuisance, seed=seed)
-    return NuisanceWorld(world, nuisance)
+    return NuisanceWorld(world, nuisance) if isinstance(nuisance, Nuisance) else world
 
 
 def reload_world(identity: Mapping[str, Any]) -> World:
     """Load the world that a stored identity describes, if it can be loaded by its name."""
+    mapping("identity", identity, "a world's name, kind and parameters, as stored with its data")
+    missing = sorted({"name", "kind"} - set(identity))
+    if missing:
+        raise ValueError(f"the identity of a world needs {missing}; got {shown(identity)}")
     name, nuisance = identity["name"], identity.get("nuisance")
     by_name = identity["kind"] in ("suite", "suite task")
     if not by_name and not (identity["kind"] == "gymnasium" and _is_registered(name)):

@@ -18,9 +18,26 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from cqm.arguments import (
+    function,
+    generator,
+    path as checked_path,
+    text,
+    texts,
+    whole_number,
+)
 from cqm.names import checked_action_names
 from cqm.worlds import actions
-from cqm.worlds.contract import PerThread, Rollout, States, Status, World
+from cqm.worlds.contract import (
+    MAX_BATCH,
+    PerThread,
+    Rollout,
+    States,
+    Status,
+    World,
+    check_inputs,
+    check_states,
+)
 from cqm.worlds.function import qualified_name
 from cqm.worlds.simulators import sim_extra
 
@@ -35,6 +52,7 @@ ObservationFn = Callable[[np.ndarray, np.ndarray, Extras], np.ndarray]
 
 _FULL = mujoco.mjtState.mjSTATE_FULLPHYSICS.value
 _CONTROL = mujoco.mjtState.mjSTATE_CTRL.value
+_MAX_STEPS = 10**6  # physics steps per control step, or of settling
 _BUFFER_BYTES = 2**20  # native states written per call; more would not fit in the cache
 
 
@@ -81,15 +99,26 @@ class MujocoWorld(World):
         seed: int = 0,
     ):
         if not isinstance(model, mujoco.MjModel):
-            name = name or Path(model).stem
-            model = mujoco.MjModel.from_xml_path(str(model))
+            file = checked_path("model", model)
+            if not file.is_file():
+                raise FileNotFoundError(f"the MuJoCo model {file} does not exist or is not a file")
+            name = file.stem if name is None else name
+            try:
+                model = mujoco.MjModel.from_xml_path(str(file))
+            except ValueError as error:
+                raise ValueError(f"MuJoCo cannot read {file}: {error}") from error
         # Observations are functions of positions and velocities, so the sensors, which take up to a
         # twentieth of a step, are not needed. Without them the physics is the same bit for bit.
         self.model = copy.copy(model)
         self.model.opt.disableflags |= mujoco.mjtDisableBit.mjDSBL_SENSOR
-        self.name = name or model.names.split(b"\0")[0].decode()
-        self.substeps, self.settle_steps, self.seed = substeps, settle_steps, seed
+        self.name = text("name", name or model.names.split(b"\0")[0].decode())
+        self.substeps = whole_number("substeps", substeps, least=1, most=_MAX_STEPS)
+        self.settle_steps = whole_number("settle_steps", settle_steps, least=0, most=_MAX_STEPS)
+        self.seed = whole_number("seed", seed, least=0)
         functions = {"initial": initial, "observation": observation}
+        for role, fn in functions.items():
+            if fn is not None:
+                function(role, fn)
         self._function_names = {role: fn and qualified_name(fn) for role, fn in functions.items()}
         self._initial = initial or self._disturbed_pose
         self._observation = observation or _positions_and_velocities
@@ -97,7 +126,8 @@ class MujocoWorld(World):
             if observation is not None:
                 raise ValueError("observation_names must be given together with observation")
             observation_names = _state_names(model)
-        self.observation_names = self.feature_names = tuple(observation_names)
+        self.observation_names = texts("observation_names", observation_names)
+        self.feature_names = self.observation_names
         self.control_low, self.control_high = control_bounds(model)
         self.candidate_actions = actions.candidate_actions(
             candidate_actions, self.control_low, self.control_high, name=self.name, seed=seed
@@ -110,7 +140,8 @@ class MujocoWorld(World):
 
     def reset(self, num: int, rng: np.random.Generator) -> States:
         """Draw `num` initial states and let them settle."""
-        qpos, qvel, extras = self._initial(num, rng)
+        num = whole_number("num", num, least=0, most=MAX_BATCH)
+        qpos, qvel, extras = self._initial(num, generator("rng", rng))
         physics = np.zeros((num, self._num_full))
         physics[:, self._qpos], physics[:, self._qvel] = qpos, qvel
         warmstart = np.zeros((num, self.model.nv))
@@ -134,14 +165,24 @@ class MujocoWorld(World):
 
     def observe(self, states: States) -> np.ndarray:
         """Observations of the states, `[n, observations]`."""
+        check_states(states, ("physics", "warmstart"))
         return self._observation_of(states["physics"], states)
 
     def rollout(
         self, states: States, controls: np.ndarray, noise: np.ndarray, *, final: bool = True
     ) -> Rollout:
         """Roll every state forward, open loop, on the calling thread."""
+        widths = (len(self.control_low), 0)
+        controls, _ = check_inputs(states, ("physics", "warmstart"), controls, noise, widths)
         physics = np.ascontiguousarray(states["physics"], dtype=float)
         warmstart = np.ascontiguousarray(states["warmstart"], dtype=float)
+        found = physics.shape[1:], warmstart.shape[1:]
+        if found != ((self._num_full,), (self.model.nv,)):  # the native code does not check
+            raise ValueError(
+                f"the states must have {self._num_full} columns of physics and {self.model.nv} of "
+                f"warmstart; got shapes {list(physics.shape)} and {list(warmstart.shape)}; they "
+                "come from another world"
+            )
         num, horizon = controls.shape[:2]
         controls = np.repeat(np.asarray(controls, dtype=float), self.substeps, axis=1)
         # Several rows share one native call. A call returns only the warm start of its last row,

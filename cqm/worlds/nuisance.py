@@ -13,8 +13,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from cqm.worlds.contract import Rollout, States, World, padded_blocks
+from cqm.arguments import choice, instance, number, real_numbers, whole_number
+from cqm.capacity import require_memory, size_text
+from cqm.worlds.contract import Rollout, States, World, check_states, padded_blocks
 
+_MAX_DIMENSION = 4096
 _BLOCK = 256  # rows per matrix product, because its rounding depends on their number
 
 
@@ -40,12 +43,20 @@ class Nuisance:
     """Random seed for the mixing matrix."""
 
     def __post_init__(self) -> None:
-        if self.dimension < 1:
-            raise ValueError(f"nuisance dimension must be at least 1; got {self.dimension}")
-        if not 0 <= self.persistence < 1:
-            raise ValueError(f"nuisance persistence must be in [0, 1); got {self.persistence}")
-        if self.coupling not in ("shared", "independent"):
-            raise ValueError(f"coupling must be 'shared' or 'independent'; got {self.coupling!r}")
+        size = whole_number("nuisance dimension", self.dimension, least=1)
+        # Two matrices, and while they are made, two copies of one; the time grows with the cube.
+        what, need = f"mixing a nuisance of {size:,} dimensions", 4 * 8 * size**2
+        require_memory(what, need, "choose a smaller dimension; the paper uses 64")
+        if size > _MAX_DIMENSION:
+            raise ValueError(
+                f"{what} needs {size_text(need)} of memory and takes hours; choose at most "
+                f"{_MAX_DIMENSION:,} dimensions; the paper uses 64"
+            )
+        number("nuisance persistence", self.persistence, least=0, below=1)
+        number("nuisance scale", self.scale, least=0)
+        number("nuisance amplitude", self.amplitude)
+        choice("coupling", self.coupling, ("shared", "independent"))
+        whole_number("seed", self.seed, least=0)
 
     def start(self, num: int, rng: np.random.Generator) -> np.ndarray:
         """Samples `[num, dimension]` from the stationary distribution."""
@@ -82,6 +93,9 @@ class NuisanceWorld(World):
     nuisance: Nuisance
 
     def __init__(self, native: World, nuisance: Nuisance | None = None):
+        instance("native", native, World, "a World")
+        if nuisance is not None:
+            instance("nuisance", nuisance, Nuisance, "a Nuisance")
         if native.nuisance is not None:
             raise ValueError("the world already has a nuisance; wrap world.native instead")
         self._native, self.nuisance = native, nuisance or Nuisance()
@@ -106,6 +120,7 @@ class NuisanceWorld(World):
 
     def observe(self, states: States) -> np.ndarray:
         """Mixed observations `[n, observations]`."""
+        check_states(states, ["nuisance"])
         native = self.native.observe(_without_nuisance(states))
         return self.mix(states["nuisance"], native, self.observation_mixing)
 
@@ -119,6 +134,8 @@ class NuisanceWorld(World):
         self, states: States, controls: np.ndarray, noise: np.ndarray, *, final: bool = True
     ) -> Rollout:
         """Roll the native world and the nuisance forward, and mix them."""
+        check_states(states, ["nuisance"])
+        noise = real_numbers("noise", noise, ("n", "horizon", "noise"))
         split = noise.shape[-1] - self.nuisance.dimension
         result = self.native.rollout(
             _without_nuisance(states), controls, noise[..., :split], final=final

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import logging
 import os
 import sys
@@ -24,6 +25,12 @@ def sim_extra() -> Iterator[None]:
         raise ImportError(
             f"{error.name} is not installed; simulators need pip install 'cqm[sim]'"
         ) from error
+
+
+def missing_simulators() -> list[str]:
+    """Which of the packages in the extra `cqm[sim]` are not installed."""
+    names = ("mujoco", "dm_control", "gymnasium")
+    return [name for name in names if importlib.util.find_spec(name) is None]
 
 
 @contextlib.contextmanager

@@ -13,7 +13,6 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
@@ -23,7 +22,7 @@ import numpy.typing as npt
 from cqm.names import checked_action_names, unknown
 from cqm.worlds import actions
 from cqm.worlds.cloning import stack, unstack
-from cqm.worlds.contract import PerThread, Rollout, States, Status, World
+from cqm.worlds.contract import PerThread, Rollout, States, Status, World, check_inputs
 from cqm.worlds.mujoco import Extras, Initial, MujocoWorld, ObservationFn, coordinate_names
 from cqm.worlds.simulators import quiet_dm_control, sim_extra
 
@@ -35,8 +34,6 @@ if TYPE_CHECKING:
 
 _INTEGRATION = mujoco.mjtState.mjSTATE_INTEGRATION.value
 _NEEDS_DISPLAY = {"quadruped-escape"}
-# Made by `python -m cqm.worlds.suite > cqm/worlds/suite.json`.
-_SIZES = Path(__file__).with_name("suite.json")
 
 
 @dataclass(frozen=True)
@@ -59,18 +56,6 @@ def task_names() -> list[str]:
     from dm_control import suite
 
     return sorted({"-".join(task) for task in suite.ALL_TASKS} - _NEEDS_DISPLAY)
-
-
-def task_sizes() -> list[dict[str, Any]]:
-    """Name, sizes and cloning of every task.
-
-    Loading all tasks takes seconds, so the sizes are stored in a file. If it was made with another
-    version of dm_control, the tasks are loaded after all.
-    """
-    stored = json.loads(_SIZES.read_text())
-    if stored["dm_control"] == version("dm_control"):
-        return stored["tasks"]
-    return [task_size(name) for name in task_names()]
 
 
 def task_size(name: str) -> dict[str, Any]:
@@ -187,6 +172,10 @@ class TaskWorld(World):
         environment = self._environment.get()  # in a new process this imports dm_control
         from dm_control.rl.control import PhysicsError
 
+        widths = (len(self.control_low), 0)
+        controls, noise = check_inputs(
+            states, ("integration", "observation"), controls, noise, widths
+        )
         num, horizon = controls.shape[:2]
         features = np.full((num, horizon, len(self.feature_names)), np.nan)
         status = np.zeros(num, dtype=np.int8)

@@ -367,9 +367,9 @@ def test_a_read_only_disk_is_explained(small_shards, disk):
 @pytest.mark.parametrize("where", ["file", "file/set"])
 def test_a_file_in_place_of_the_directory_is_explained(tmp_path, where):
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(OSError, match="is a file; choose another directory") as caught:
+    with pytest.raises(ValueError, match="is a file; choose another directory") as caught:
         collect(plane_world(), tmp_path / where)
-    assert f"cannot write {tmp_path / where}" in str(caught.value)
+    assert str(tmp_path / "file") in str(caught.value)
     assert (tmp_path / "file").read_text() == "mine"
 
 
@@ -405,14 +405,14 @@ def test_another_configuration_is_refused(tmp_path, small_shards, world, setting
     ("settings", "message"),
     [
         ({"states": 0}, "states must be .*at least 1; got 0"),
-        ({"discount": 2}, r"discount must be in \[0, 1\]; got 2"),
+        ({"discount": 2}, r"discount must be a number in \[0, 1\]; got 2"),
         ({"warmup": (5, 1)}, r"0 <= minimum <= maximum; got \(5, 1\)"),
         ({"warmup": None}, r"warmup must be \(minimum, maximum\).*got None"),
         ({"warmup": 5}, r"warmup must be \(minimum, maximum\).*got 5"),
-        ({"arms": 1}, r"arms must be a number in 2\.\.3; got 1"),
-        ({"arms": 4}, r"arms must be a number in 2\.\.3; got 4"),
+        ({"arms": 1}, r"arms must be a whole number of at least 2; got 1"),
+        ({"arms": 4}, r"arms must be a whole number in \[2, 3\]; got 4"),
         ({"arms": 2.5}, "arms must be .*got 2.5"),
-        ({"arms": []}, r"arms must be subsets of one size, at least 2; got \(\)"),
+        ({"arms": []}, r"arms must be a number, or subsets of the actions; got \(\)"),
         ({"arms": [(0,), (1,)]}, r"arms must be subsets .*got \(\(0,\), \(1,\)\)"),
         ({"arms": [(0, 1), (0, 1, 2)]}, "arms must be subsets of one size"),
         ({"arms": [(0, 0), (1, 2)]}, "arms must be subsets of one size"),
@@ -428,9 +428,9 @@ def test_another_configuration_is_refused(tmp_path, small_shards, world, setting
         ({"continuation": (float("nan"), 0.5, 0.5)}, "3 probabilities that sum to 1; got "),
         ({"continuation": 3}, "'uniform', one probability .* or a Policy; got 3"),
         ({"continuation": cqm.Policy("uniform", lambda o, u: u)}, "named 'uniform'"),
-        ({"threads": 0}, "threads and blocks_per_task must be at least 1; got 0, 1"),
-        ({"threads": -1}, "threads and blocks_per_task must be at least 1; got -1, 1"),
-        ({"blocks_per_task": 0}, "threads and blocks_per_task must be at least 1; got 1, 0"),
+        ({"threads": 0}, r"threads must be .*\[1, 4096\], or None; got 0"),
+        ({"threads": -1}, r"threads must be .*; got -1"),
+        ({"blocks_per_task": 0}, "blocks_per_task must be a whole number of at least 1; got 0"),
         ({"cluster": "auto"}, "a cluster needs a directory to write to; pass out="),
     ],
 )

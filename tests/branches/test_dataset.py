@@ -295,7 +295,7 @@ def test_batches_are_consecutive(ragged):
 
 @pytest.mark.parametrize("size", [0, -1])
 def test_batches_need_a_size(ragged, size):
-    with pytest.raises(ValueError, match=f"size must be at least 1; got {size}"):
+    with pytest.raises(ValueError, match=f"size must be a whole number of at least 1; got {size}"):
         next(iter(ragged.batches(size)))
 
 

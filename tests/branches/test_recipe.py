@@ -38,9 +38,9 @@ def test_discounted_sums_one_step_after_the_other():
         ({"states": 0}, "states must be .*at least 1; got 0"),
         ({"horizon": 0}, "horizon must be .*at least 1; got 0"),
         ({"draws": -1}, "draws must be .*at least 1; got -1"),
-        ({"discount": 1.01}, r"discount must be in \[0, 1\]; got 1.01"),
-        ({"discount": -0.1}, r"discount must be in \[0, 1\]; got -0.1"),
-        ({"discount": float("nan")}, r"discount must be in \[0, 1\]; got nan"),
+        ({"discount": 1.01}, r"discount must be a number in \[0, 1\]; got 1.01"),
+        ({"discount": -0.1}, r"discount must be a number in \[0, 1\]; got -0.1"),
+        ({"discount": float("nan")}, r"discount must be a number in \[0, 1\]; got nan"),
         ({"warmup": (3, 2)}, r"0 <= minimum <= maximum; got \(3, 2\)"),
         ({"warmup": (-1, 2)}, r"0 <= minimum <= maximum; got \(-1, 2\)"),
         ({"warmup": (1, 2, 3)}, r"warmup must be \(minimum, maximum\).*got \(1, 2, 3\)"),
@@ -50,7 +50,7 @@ def test_discounted_sums_one_step_after_the_other():
         ({"horizon": 2.0}, "horizon must be .*got 2.0"),
         ({"seed": 1.5}, "seed must .*got 1.5"),
         ({"seed": None}, "seed must .*got None"),
-        ({"discount": "high"}, r"discount must be in \[0, 1\]; got 'high'"),
+        ({"discount": "high"}, r"discount must be a number in \[0, 1\]; got 'high'"),
     ],
 )
 def test_a_recipe_is_checked(changes, message):

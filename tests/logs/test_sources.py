@@ -54,7 +54,7 @@ def test_recorded_from_gymnasium():
     model = ResidualModel().fit(logs)
     near = np.array([[0.0, 0.0]])
     assert model.effect(near, action=1, baseline=0)[0, 0] > 3  # about 2 in each of four steps
-    with pytest.raises(ValueError, match="horizon must be at least 1"):
+    with pytest.raises(ValueError, match="horizon must be a whole number of at least 1"):
         Logs.from_gymnasium(Corridor(), trajectories=4, horizon=0)
 
 

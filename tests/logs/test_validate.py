@@ -56,8 +56,11 @@ def with_nan(values):
             {**arrays(), "num_actions": 3, "candidate_actions": [[0.0], [1.0]]},
             "num_actions is 3, but there are 2 candidate actions",
         ),
-        ({**arrays(), "num_actions": 2.5}, "num_actions must be a whole number; got 2.5"),
-        ({**arrays(), "num_actions": 10**12}, "at most 32768 actions; got 1000000000000"),
+        (
+            {**arrays(), "num_actions": 2.5},
+            r"num_actions must be a whole number in \[2, 32768\]; got 2.5",
+        ),
+        ({**arrays(), "num_actions": 10**12}, r"in \[2, 32768\]; got 1000000000000"),
         (changed("actions", np.full((300, 3), 10**12)), "at most 32768 actions; got 1000000000001"),
         ({**arrays(), "candidate_actions": [[0.0], [np.nan]]}, "candidate_actions must be finite"),
         (

@@ -311,11 +311,11 @@ def test_certificates_hold_on_other_states(unrolled, world, held_out):
     [
         ({"method": "magic"}, "method must be"),
         ({"conditioning": "pca"}, "conditioning must be"),
-        ({"width": 0}, "width must be at least 1"),
-        ({"decoder_rank": 0}, "decoder_rank must be at least 1"),
-        ({"validation": 1.0}, r"validation must be in \[0, 1\)"),
-        ({"patience": 0}, "patience must be at least 1"),
-        ({"memory_gb": 0}, "memory_gb must be positive"),
+        ({"width": 0}, "width must be a whole number"),
+        ({"decoder_rank": 0}, r"decoder_rank must be a whole number in \[1, "),
+        ({"validation": 1.0}, r"validation must be a number in \[0, 1\)"),
+        ({"patience": 0}, "patience must be a whole number of at least 1"),
+        ({"memory_gb": 0}, "memory_gb must be a number above 0"),
     ],
 )
 def test_bad_parameters_are_refused_by_fit(wrong, message, branches):
@@ -450,7 +450,7 @@ def test_updates_are_those_of_every_training_and_nothing_else_changes(branches):
     model = EffectModel(method="direct", width=8, training=own, updates=3).fit(branches[:50])
     assert model.training_["effect"]["batch_size"] == 4
     assert model.training_["effect"]["updates_made"] == 3
-    with pytest.raises(ValueError, match="updates must be at least 1; got 0"):
+    with pytest.raises(ValueError, match=r"updates must be .*or None; got 0"):
         EffectModel(updates=0).fit(branches[:50])
 
 

@@ -175,9 +175,9 @@ def test_an_ensemble_is_the_mean_of_its_members(logs, held_out):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"method": "magic"}, "method must be one of"),
-        ({"outcome": "none"}, "outcome must be one of"),
-        ({"folds": 1}, "folds must be at least 2"),
+        ({"method": "magic"}, "method must be 'direct', 'steps' or 'tabular'"),
+        ({"outcome": "none"}, "outcome must be 'full' or 'additive'"),
+        ({"folds": 1}, "folds must be a whole number of at least 2"),
         ({"method": "steps", "doubly_robust": True}, "neither doubly_robust=True"),
         ({"width": 8}, "the method 'direct' trains none"),
         ({"training": QUICK}, "the method 'direct' trains none"),

@@ -116,7 +116,7 @@ def test_a_file_gives_the_same_world_as_its_model(tmp_path):
 
 
 def test_a_missing_file_is_named():
-    with pytest.raises(ValueError, match=r"nowhere\.xml"):
+    with pytest.raises(FileNotFoundError, match=r"nowhere\.xml"):
         MujocoWorld("nowhere.xml")
 
 

@@ -304,9 +304,9 @@ def test_identity_adds_the_parameters():
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
-        ({"dimension": 0}, "nuisance dimension must be at least 1; got 0"),
-        ({"persistence": 1.0}, r"nuisance persistence must be in \[0, 1\); got 1.0"),
-        ({"persistence": -0.1}, r"nuisance persistence must be in \[0, 1\); got -0.1"),
+        ({"dimension": 0}, "nuisance dimension must be a whole number of at least 1; got 0"),
+        ({"persistence": 1.0}, r"nuisance persistence must be a number in \[0, 1\); got 1.0"),
+        ({"persistence": -0.1}, r"nuisance persistence must be a number in \[0, 1\); got -0.1"),
         ({"coupling": "same"}, "coupling must be 'shared' or 'independent'; got 'same'"),
     ],
 )

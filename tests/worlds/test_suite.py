@@ -8,6 +8,7 @@ import pytest
 from dm_control import suite
 from scipy import stats
 
+from cqm.worlds.catalogue import task_sizes
 from cqm.worlds.check import check_world
 from cqm.worlds.contract import Status, take
 from cqm.worlds.nuisance import Nuisance, NuisanceWorld
@@ -17,7 +18,6 @@ from cqm.worlds.suite import (
     load_task,
     task_names,
     task_size,
-    task_sizes,
 )
 
 PAPER = ["cartpole-swingup", "reacher-easy", "cheetah-run", "walker-walk"]
@@ -388,7 +388,7 @@ def test_the_stored_sizes_are_those_of_the_tasks():
 
 
 def test_with_another_dm_control_the_tasks_are_measured(monkeypatch):
-    monkeypatch.setattr("cqm.worlds.suite.version", lambda name: "9.9")
+    monkeypatch.setattr("cqm.worlds.catalogue.version", lambda name: "9.9")
     monkeypatch.setattr("cqm.worlds.suite.task_names", lambda: ["reacher-easy"])
     assert task_sizes() == [
         {
