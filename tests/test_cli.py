@@ -362,3 +362,67 @@ def test_stopped_by_hand_it_says_how_to_continue(tmp_path):
     if kept == 0:
         said = "nothing was kept; rerun the command to start again"
     assert err.splitlines()[-1] == f"cqm: interrupted; {said}"
+
+
+def test_interrupted_while_it_starts_it_prints_one_line():
+    # An import that is interrupted, as by Ctrl-C while the compiler is loaded.
+    code = "import sys\n"
+    code += "class Interrupted:\n"
+    code += "    def find_spec(self, name, path=None, target=None):\n"
+    code += "        if name == 'tyro': raise KeyboardInterrupt\n"
+    code += "sys.meta_path.insert(0, Interrupted())\n"
+    code += "from cqm.__main__ import main; sys.exit(main())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 130
+    assert done.stderr == "cqm: interrupted while starting; nothing was changed\n"
+
+
+def test_worlds_are_listed_without_the_simulators():
+    hidden = ("mujoco", "dm_control", "gymnasium")
+    code = f"import sys; sys.modules.update(dict.fromkeys({hidden})); from cqm.cli import main; "
+    code += "sys.exit(main(['worlds', 'list']))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "reacher-easy" in done.stdout
+    assert "Not installed: mujoco, dm_control, gymnasium" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ("collect cartpole-swingup --out x --states 1000000000000000", "TB on disk"),
+        ("collect cartpole-swingup --out x --draws 100000000", "TB of memory"),
+        ("collect cartpole-swingup --out x --nuisance 40000", "GB of memory"),
+        ("collect cartpole-swingup --out x --horizon 1000000000", "TB of memory"),
+        ("collect cartpole-swingup --out file", "is a file; choose another directory"),
+        ("collect cartpole-swingup --out x --seed -1", "seed must be a whole number of at least 0"),
+        ("audit pipe", "pipe contains no branches"),
+        ("fit pipe --out x", "pipe contains no branches"),
+        ("query pipe --reward x", "pipe does not exist"),
+    ],
+)
+def test_absurd_sizes_and_wrong_files_are_refused(args, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("pipe")
+    (tmp_path / "file").write_text("mine")
+    assert main(args.split()) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_stopped_fit_says_what_is_in_its_checkpoint(tmp_path, capsys, monkeypatch):
+    out = tmp_path / "model"
+    world = cqm.load_world("cartpole-swingup")
+    cqm.collect(world, states=30, horizon=2, out=tmp_path / "set")
+
+    def interrupted(log, step, metrics):  # called as soon as a checkpoint is written
+        raise KeyboardInterrupt
+
+    args = ["fit", str(tmp_path / "set"), "--out", str(out), "--width", "4", "--updates", "500"]
+    monkeypatch.setattr("cqm.models.training_log.TrainingLog.write", interrupted)
+    assert main(args) == 130
+    said = f"checkpoints are kept in {out} (effect: 250 updates); rerun the command to resume"
+    assert capsys.readouterr().err.splitlines()[-1] == f"cqm: interrupted; {said}"
+    monkeypatch.undo()
+    assert main(args) == 0
+    assert "effect: resuming after 250 of 500 updates" in capsys.readouterr().err

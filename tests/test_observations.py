@@ -1,3 +1,5 @@
+import os
+
 import numpy as np
 import pytest
 
@@ -111,3 +113,30 @@ def test_files_may_lack_the_column_that_environments_do_not_give(content, tmp_pa
     np.testing.assert_array_equal(read_observations(tmp_path / "o.csv", GYM), expected)
     (tmp_path / "o.csv").write_text("position,terminated,velocity\n1,1,2\n")
     np.testing.assert_array_equal(read_observations(tmp_path / "o.csv", GYM), [[1.0, 2.0, 1.0]])
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("x.npy", b"\x93NUMPY\x01\x00v\x00{'descr': ", "is not an array of numbers"),
+        ("x.npy", b"\x93NUMPY\x01\x00\x0a\x00[[[[[[[[[[", "is not an array of numbers"),
+        ("x.csv", b"1,2\n\xff\xfe\x00", "is not a table of comma-separated values"),
+        ("x.csv", b"1,2\x00\n", "must contain|is not a table"),
+        ("x.npz", b"PK", "must end in one of"),
+    ],
+)
+def test_malformed_files_are_named(name, content, message, tmp_path):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        read_observations(tmp_path / name, ["a", "b"])
+
+
+def test_pipes_directories_and_pickles_are_refused(tmp_path):
+    os.mkfifo(tmp_path / "pipe.csv")
+    (tmp_path / "directory.npy").mkdir()
+    np.save(tmp_path / "pickle.npy", np.array([{}], object), allow_pickle=True)
+    for name in ("pipe.csv", "directory.npy"):
+        with pytest.raises(ValueError, match="must be a file; it is a directory or a pipe"):
+            read_observations(tmp_path / name, ["a", "b"])
+    with pytest.raises(ValueError, match="is not an array of numbers"):
+        read_observations(tmp_path / "pickle.npy", ["a", "b"])
