@@ -404,7 +404,7 @@ def checkpointed_updates(directory: Path) -> dict[str, int]:
     """Updates made by each training run whose checkpoint is in a directory, by name."""
     steps = {}
     for path in sorted(directory.glob(f"*{_CHECKPOINT}")):
-        with contextlib.suppress(storage.DamagedFileError), storage.open_arrays(path) as file:
+        with contextlib.suppress(ValueError, KeyError), storage.open_arrays(path) as file:
             steps[path.name.removesuffix(_CHECKPOINT)] = int((file.metadata() or {})["step"])
     return steps
 
