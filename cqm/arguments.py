@@ -25,10 +25,10 @@ def shown(value: Any) -> str:
     >>> shown(np.zeros((2, 3))), shown("x" * 100)[:9]
     ('a float64 array of shape [2, 3]', "'xxxxxxxx")
     """
-    if isinstance(value, np.ndarray) and (value.ndim != 1 or value.size > 6):
+    if isinstance(value, np.ndarray) and (value.ndim > 1 or value.size > 6):
         return f"a {value.dtype} array of shape {list(value.shape)}"
     try:
-        text = " ".join(repr(value).split())
+        text = " ".join((str if isinstance(value, np.ndarray) else repr)(value).split())
     except Exception:  # a user's own class may raise anything
         text = object.__repr__(value)
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…"
