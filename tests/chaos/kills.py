@@ -79,18 +79,17 @@ def prepare(materials, name, directory):
 
 
 def files(directory):
-    """Checksums of all files, without the times that a run took.
+    """Checksums of all files, without the times that a run took, and without training logs.
 
-    Of a training log only the set of its lines counts: two processes write each line twice.
+    Nothing reads a training log; after a kill it may lack a line or have one twice.
     """
     found = contents(directory)
     for name in found:
-        if name.endswith(".metrics.jsonl"):
-            found[name] = str(sorted(set((directory / name).read_text().split("\n"))))
         if Path(name).name == "record.json":
             record = json.loads((directory / name).read_text())
             found[name] = json.dumps({k: record[k] for k in record if k not in ("seconds", "seal")})
-    return {name: checksum for name, checksum in found.items() if name != "times.json"}
+    ignored = ("times.json", ".metrics.jsonl")
+    return {name: checksum for name, checksum in found.items() if not name.endswith(ignored)}
 
 
 def _trial(materials, rng, directory):
