@@ -1,11 +1,12 @@
 """Decisions: from effects and a query to a ranking, and how far it can be trusted.
 
 Guarantees are conformal: they need held-out calibration states that are exchangeable with the
-states asked about. With at least the stated probability, every contrast of a query is within the
-radius of its prediction, and the regret of the chosen action is within its bound. The probability
-is marginal: it is taken over calibration states and new states, not for each state separately.
-Strictly, the guarantee covers the mean of as many draws as the calibration set has per state. On
-average, the expected effect is closer to the prediction than that mean, which still contains noise.
+states asked about. With at least the stated probability, every contrast of a query differs from its
+prediction by at most a common radius, and the regret of the chosen action is within its bound. The
+probability is marginal: it is taken over calibration states and new states, not for each state
+separately. Strictly, the guarantee covers the mean of as many draws as the calibration set has per
+state. On average, the expected effect is closer to the prediction than that mean, which still
+contains noise.
 """
 
 from __future__ import annotations
@@ -226,7 +227,7 @@ class Calibration:
         return self._errors() / np.where(visible, self.size, np.nan)
 
     def unlearned(self, weights: np.ndarray) -> np.ndarray:
-        """Features with weight in the queries `[..., features]` that the model has not learned.
+        """Indices of features that queries `[..., features]` weigh but the model has not learned.
 
         Their excess error is above 0.5, and their weighted effects are at least 1% as large as
         those of the feature that matters most.
@@ -273,7 +274,7 @@ class Calibration:
         return cls(residuals, int(draws[0]), noise, size)
 
     def radius(self, weights: np.ndarray, confidence: float) -> float:
-        """The radius within which all contrasts of a query lie with the given probability."""
+        """Largest error of a query's contrasts in a state, with the given probability."""
         errors = self.residuals @ _of_features(weights, len(self.size))
         return _conformal(np.ptp(errors, axis=1), confidence)
 
@@ -317,13 +318,14 @@ class Verdict:
     def summary(self) -> str:
         """In how many states the best action is certain, in one sentence."""
         certain, num = int(self.separable.sum()), len(self.separable)
-        regret = self.regret_bound.max(initial=0)
-        doubt = (
-            ""
-            if certain == num
-            else f"; in the others, the regret of the chosen action is at most {regret:.3g}"
+        regret = (
+            f"the regret of the chosen action is at most {self.regret_bound.max(initial=0):.3g}"
         )
-        return f"The best action is certain in {certain} of {num} states{doubt}."
+        if certain == num:
+            return f"The best action is certain in {counted(num, 'state')}."
+        if certain == 0:
+            return f"The best action is not certain in any state; {regret}."
+        return f"The best action is certain in {certain} of {num} states; in the others, {regret}."
 
     def rows(self, most: int | None = None) -> list[dict[str, object]]:
         """The decisions as rows of a table; only the first `most` states if given."""
@@ -332,8 +334,8 @@ class Verdict:
             {
                 "state": i,
                 "best": self.action_names[first],
-                "next": self.action_names[second],
-                "advantage": f"{self.gap[i]:.3g}",
+                "second best": self.action_names[second],
+                "lead": f"{self.gap[i]:.3g}",
                 f"{self._percent} interval": (
                     f"[{self.gap[i] - self.radius:.3g}, {self.gap[i] + self.radius:.3g}]"
                 ),
@@ -348,7 +350,7 @@ class Verdict:
         return data_frame(
             {
                 "best": self.best,
-                "advantage": self.gap,
+                "lead": self.gap,
                 "low": self.gap - self.radius,
                 "high": self.gap + self.radius,
                 "certain": self.separable,
@@ -383,7 +385,7 @@ class Verdict:
 def query_radius(
     query: Query, calibration: Calibration, discount: float, horizon: int, confidence: float
 ) -> float:
-    """The radius within which all contrasts of a query lie, including its projection error."""
+    """Largest error of a query's contrasts in a state, including its projection error."""
     query = single_query(query)
     instance("calibration", calibration, Calibration, "a Calibration, from decisions.calibrate")
     error = 0.0 if query.error is None else query.error.supremum

@@ -1,9 +1,9 @@
 """Queries: rewards as weights on features, with an error estimate if a reward is not linear.
 
 Adding a constant to a reward changes nothing, because an effect measure has total mass zero: the
-constant of a formula is dropped, and so is the intercept of a projection. Features keep the
-simulator's names even if a world mixes a nuisance into them; the weights are then on the mixed
-features.
+constant of a formula is dropped, and so is the intercept of a projection. Formulas use
+the simulator's feature names even if a world mixes a nuisance into its features; the weights are
+then on the mixed features.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Query:
     """A reward as weights on features.
 
     >>> print(Query.named({"x": -1.0, "speed": 0.5}, ["x", "y", "speed"]))
-    -1*x + 0.5*speed (exact)
+    -1*x + 0.5*speed (linear in the features)
     """
 
     weights: np.ndarray  # [features], float64
@@ -110,7 +110,7 @@ class Query:
         return html_facts(f"Query: {self.name}", facts)
 
     def _precision(self) -> str:
-        return "exact" if self.error is None else f"projected: {self.error}"
+        return "linear in the features" if self.error is None else f"projected: {self.error}"
 
     def _weighted(self) -> str:
         return f"{np.count_nonzero(self.weights)} of {len(self.weights)} features"

@@ -1,7 +1,7 @@
 """The quotient: futures indexed by action, modulo whatever all actions share.
 
 Every function takes arrays `[..., actions, features]`, one row per action; leading axes are states,
-draws or anything else. NumPy input is computed in float64; JAX arrays stay JAX arrays, and every
+draws or anything else. NumPy input is converted to float64; JAX arrays stay JAX arrays, and every
 function can be traced. Under `jit` only shapes are checked; concrete values are checked in full.
 
 A *reference* ρ is a full-support distribution over the actions: `None` for uniform, `[actions]`
@@ -119,7 +119,7 @@ def inner_product(f: Array, g: Array, reference: Reference = None) -> Array:
 
 
 def norm(f: Array, reference: Reference = None) -> Array:
-    """The norm of `inner_product`; centring gives the smallest norm in a class (thm. projection).
+    """The norm of `inner_product`; centring minimises it among equivalent arrays (thm. projection).
 
     >>> float(norm([[3.0], [-3.0]]))
     3.0
@@ -158,8 +158,8 @@ def pairwise_loss(predicted: Array, outcomes: Array, reference: Reference = None
 def effect_rank(effects: Array, *, tolerance: float | None = None) -> Array:
     """The rank of the effects of each state, at most actions − 1 (thm. rank).
 
-    Singular values below `tolerance` times the largest count as zero. The default is 1e-9, or more
-    if the precision of the array requires it.
+    Singular values below `tolerance` times the largest are treated as zero. The default is 1e-9, or
+    more if the precision of the array requires it.
 
     >>> int(effect_rank([[1.0, 2.0], [-1.0, -2.0]]))
     1
@@ -181,7 +181,7 @@ class EffectSpectrum:
     pointwise_bound: int  # upper bound on the rank of a single state's effects
 
     def rank(self, *, tolerance: float | None = None) -> int:
-        """The dimension of the global span; energies below `tolerance` × the largest count as 0."""
+        """Dimension of the global span; energies below `tolerance` × the largest are ignored."""
         given = None if tolerance is None else number("tolerance", tolerance, least=0)
         tolerance = resolution(self.energies) ** 2 if given is None else given
         return int(np.sum(np.asarray(self.energies) > tolerance * float(self.energies[0])))

@@ -143,7 +143,7 @@ def test_worlds_check(capsys):
     assert main(["worlds", "check", "reacher-easy"]) == 0
     assert "ok    clone fidelity and shared noise" in capsys.readouterr().out
     assert main(["worlds", "check", "CartPole-v1", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["title"] == "CartPole-v1 (cloned by deepcopy)"
+    assert json.loads(capsys.readouterr().out)["title"] == "CartPole-v1 (cloning: deepcopy)"
 
 
 def test_worlds_list(capsys):
@@ -151,7 +151,7 @@ def test_worlds_list(capsys):
     rows = {row["world"]: row for row in json.loads(capsys.readouterr().out)}
     assert len(rows) == 50
     assert (rows["walker-walk"]["observations"], rows["walker-walk"]["actions"]) == (24, 5)
-    assert "one state at a time" in rows["humanoid-run"]["cloned by"]
+    assert "one state at a time" in rows["humanoid-run"]["cloning"]
 
 
 def test_a_model_of_logs_is_asked_with_a_file_of_states(tmp_path, capsys):
@@ -176,7 +176,7 @@ def test_a_model_of_logs_is_asked_with_a_file_of_states(tmp_path, capsys):
     query = ["query", str(tmp_path / "model"), "--reward=2 * yield_"]
     assert main([*query, "--states", str(tmp_path / "states.npy")]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "Best first action for 2 * yield_ (exact)"
+    assert lines[0] == "Best first action for 2 * yield_ (linear in the features)"
     assert lines[1].split() == ["state", "best", "ranking", "advantages"]
     assert [line.split()[:5] for line in lines[2:5]] == [
         [str(i), "charge", "charge", ">", "wait"] for i in range(3)
@@ -206,7 +206,7 @@ def test_fit_passes_its_settings_on_and_says_what_it_does(tmp_path, capsys):
     said = capsys.readouterr().err
     assert re.sub(r"\d+/s", "", said).splitlines() == [
         f"Loading {tmp_path / 'train'}",
-        "Learning from 60 branch families",
+        "Read 60 branch families",
         "Reading the training rows",
         "effect: compiling, then 5 updates",
         "effect: 5/5 updates, , 0 s left",
@@ -273,7 +273,7 @@ def test_the_answers_of_a_calibrated_model_are_labelled(tmp_path, capsys):
     assert warning.startswith("cqm: warning: the query uses features that the model has not lea")
     assert "cart_position (" in warning
     title, header, *rows, trust, meaning = printed.out.splitlines()
-    assert title == "Best first action for -cart_position (exact)"
+    assert title == "Best first action for -cart_position (linear in the features)"
     columns = ["state", "best", "ranking", "advantages", "behind the best", "answer"]
     assert re.split(r"  +", header) == [*columns, "regret at most"]
     assert [set(re.split(r"  +", row)[2].split(" > ")) for row in rows] == [

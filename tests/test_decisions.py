@@ -93,10 +93,10 @@ def test_a_verdict_prints_its_answers_by_name():
     assert verdict.best == ("idle", "idle")
     assert str(verdict) == repr(verdict)
     assert str(verdict).splitlines() == [
-        "Best first action for level (exact)",
-        "state  best  next    advantage  95% interval  answer       regret at most",
-        "0      idle  charge  2          [-1, 5]       cannot tell  1",
-        "1      idle  charge  4          [1, 7]        certain      0",
+        "Best first action for level (linear in the features)",
+        "state  best  second best  lead  95% interval  answer       regret at most",
+        "0      idle  charge       2     [-1, 5]       cannot tell  1",
+        "1      idle  charge       4     [1, 7]        certain      0",
         "The best action is certain in 1 of 2 states; in the others, the regret of the chosen",
         "action is at most 1.",
         "The intervals and the bounds on the regret hold with 95% confidence over states like the",
@@ -110,11 +110,12 @@ def test_a_long_verdict_shows_its_first_states():
     lines = str(verdict_of(np.full(13, 4.0))).splitlines()
     assert lines[11].split()[:3] == ["9", "0", "1"]  # unnamed actions are numbered
     assert lines[12] == "… and 3 more states"
-    assert lines[13] == "The best action is certain in 13 of 13 states."
+    assert lines[13] == "The best action is certain in 13 states."
     assert "… and 1 more state\n" in str(verdict_of(np.full(11, 4.0)))
     assert len(verdict_of(np.full(13, 4.0)).rows()) == 13
+    assert "not certain in any state; the regret" in str(verdict_of(np.full(2, 1.0)))
     empty = verdict_of([])
-    assert "certain in 0 of 0 states" in str(empty)
+    assert "certain in 0 states" in str(empty)
     assert empty.best == ()
 
 

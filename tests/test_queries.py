@@ -59,12 +59,12 @@ def test_a_vector_is_itself():
     assert query.weights.tolist() == [1.0, -2.0, 0.0]
     assert query.weights.dtype == np.float64
     assert query.error is None
-    assert str(query) == "mine (exact)"
+    assert str(query) == "mine (linear in the features)"
 
 
 def test_a_query_shows_its_reward_and_its_precision():
     query = Query.formula("x - 2*y", NAMES)
-    assert repr(query) == "Query('x - 2*y (exact)', weights on 2 of 3 features)"
+    assert repr(query) == "Query('x - 2*y (linear in the features)', weights on 2 of 3 features)"
     projected = formula("x*x < y")
     assert repr(projected).startswith("Query('x*x < y (projected: R² ")
     html = projected._repr_html_()
@@ -89,7 +89,7 @@ def test_names_come_from_worlds_branches_and_sequences():
     for features in (REACHER, branches, REACHER.feature_names, list(REACHER.feature_names)):
         query = Query.named({"to_target_x": -1.0, "velocity_shoulder": 0.5}, features)
         assert query.weights.tolist() == expected
-    assert str(query) == "-1*to_target_x + 0.5*velocity_shoulder (exact)"
+    assert str(query) == "-1*to_target_x + 0.5*velocity_shoulder (linear in the features)"
 
 
 def test_a_direction_of_a_plain_world_is_its_weights():

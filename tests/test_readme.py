@@ -63,7 +63,9 @@ def test_examples_print_what_is_shown(example, tmp_path):
     """The code runs as it stands in the README, in a new process and an empty directory."""
     made = readme.output(example, tmp_path)
     if example.shown is None:
-        assert made.startswith("Best first action for 100 * pole_cos (exact)\n"), made
+        assert made.startswith("Best first action for 100 * pole_cos (linear in the features)\n"), (
+            made
+        )
     else:
         assert differences(example.shown, made) == []  # another processor may round differently
 

@@ -61,12 +61,12 @@ def audit(
 
     Every state is accounted for, and every family's arms, later actions, noise and nuisance are
     drawn again from the seed. What the simulator computed (outcome, first and step features,
-    observation) is replayed for a sample of families, one from each of as many equal stretches of
-    the set. With k families, changes to a share p of the families scattered over the set are found
-    with probability 1 − (1 − p)^k, and changes to a contiguous share p always if p ≥ 2/k, about
-    p·k of the time if p < 1/k. States are compared with the seed only in the blocks collected
-    again: 2 to 8, as many as about 65,000 steps allow, half of them among those with dropped
-    families.
+    observation) is replayed for k families, one from each of k equal stretches of the set. Changes
+    to a share p of the families are found with probability 1 − (1 − p)^k if they are scattered. If
+    they are contiguous, they are always found for p ≥ 2/k, and with probability about p·k for
+    p < 1/k. The states themselves are checked only in 2 to 8 blocks that are collected again from
+    the seed (about 65,000 steps in all). Half of these are blocks with dropped families, if there
+    are any.
 
     Args:
         branches: The set to audit, or its directory.
@@ -169,7 +169,7 @@ def _manifest(plan: Plan, branches: Branches) -> Check:
     ):
         wrong.append("mixing")
     return Check(
-        "manifest fits the world", not wrong, ", ".join(wrong) + " differ" if wrong else ""
+        "manifest fits the world", not wrong, "differs in " + ", ".join(wrong) if wrong else ""
     )
 
 
@@ -221,9 +221,9 @@ def _replay(plan: Plan, sample: Branches) -> Check:
             names.append(name)
             worst = max(worst, float(np.abs(values - stored)[differs & ~failed].max(initial=0)))
     where = ", ".join(str(i) for i in sample.index[wrong][:3])
-    detail = f"{wrong.sum()} of {len(sample)} differ"
+    detail = f"{wrong.sum()} of {counted(len(sample), 'family')} differ"
     if wrong.any():
-        detail += f" in {', '.join(names)}, by up to {worst:.2g}, among them states {where}"
+        detail += f" in {', '.join(names)}, by up to {worst:.2g}; first states: {where}"
     return Check("stored families replay bit for bit", not wrong.any(), detail)
 
 
@@ -261,7 +261,7 @@ def _collected_again(plan: Plan, branches: Branches, rng: np.random.Generator) -
         dropped.setdefault(number, Counter()).update(fresh.dropped)
         if set(shard.names()) != set(fresh.arrays):
             odd = sorted(set(shard.names()) ^ set(fresh.arrays))
-            problems.append(f"block {block} has other arrays: {', '.join(odd)}")
+            problems.append(f"block {block} has missing or unexpected arrays: {', '.join(odd)}")
             continue
         wrong = sorted(
             name
@@ -269,12 +269,15 @@ def _collected_again(plan: Plan, branches: Branches, rng: np.random.Generator) -
             if not np.array_equal(shard.read(name, rows), values)
         )
         if wrong:
-            problems.append(f"{', '.join(wrong)} of block {block} differ")
+            problems.append(f"block {block} differs in {', '.join(wrong)}")
     for number, counts in dropped.items():
         whole = set(plan.blocks(number)) <= set(blocks)
         stored = Counter(branches.shards[number].dropped)
         if counts - stored or (whole and counts != stored):
-            problems.append(f"shard {number} counts {dict(stored)} as dropped, got {dict(counts)}")
+            problems.append(
+                f"shard {number} records {dict(stored)} as dropped; collecting again gave "
+                f"{dict(counts)}"
+            )
     what = f"{counted(len(blocks), 'block')} of {-(-plan.recipe.states // BLOCK)}"
     return Check(
         "blocks collected again from the seed are identical",

@@ -62,7 +62,7 @@ def _states(plan: Plan, shards: tuple[Shard, ...]) -> Check:
     found = (
         f"{counted(families, 'family')} and {dropped:,} dropped of {plan.recipe.states:,} states"
     )
-    return _check("every state is one family or counted as dropped", problems, found)
+    return _check("every state has one family or is counted as dropped", problems, found)
 
 
 def _needed(plan: Plan) -> set[str]:
@@ -96,7 +96,7 @@ def _inputs(plan: Plan, shards: tuple[Shard, ...]) -> Check:
         stored = {name: shards[number].read(name, rows) for name in fresh}
         wrong = [name for name in fresh if not np.array_equal(stored[name], fresh[name][kept])]
         if wrong:
-            problems.append(f"{', '.join(wrong)} of block {block} in shard {number} differ")
+            problems.append(f"block {block} in shard {number} differs in {', '.join(wrong)}")
         names |= set(fresh)
     return _check("inputs of every family follow from the seed", problems, ", ".join(sorted(names)))
 
@@ -120,19 +120,19 @@ def _sums(plan: Plan, shards: tuple[Shard, ...]) -> list[Check]:
         shard = shards[number]
         outcome, first = shard.read("outcome", rows), shard.read("first", rows)
         values: Mapping[str, np.ndarray] = {"observation": shard.read("observation", rows)}
-        where = f"of block {block} in shard {number}"
+        where = f"block {block} in shard {number}"
         if plan.recipe.per_step:
             steps = shard.read("steps", rows)
             if not np.array_equal(first, steps[..., 0, :]):
-                problems.append(f"first {where} is not the first of the steps")
+                problems.append(f"first of {where} is not the first of the steps")
             if not np.array_equal(outcome, plan.recipe.discounted(steps)):
-                problems.append(f"outcome {where} is not the discounted sum of the steps")
+                problems.append(f"outcome of {where} is not the discounted sum of the steps")
         elif plan.recipe.horizon == 1 and not np.array_equal(outcome, first):
-            problems.append(f"outcome {where} is not its only step")
+            problems.append(f"outcome of {where} is not its only step")
         values = {**values, "outcome": outcome, "first": first}
         bad = [name for name, each in values.items() if not np.isfinite(each).all()]
         if bad:
-            problems.append(f"{', '.join(bad)} {where} has values that are not finite")
+            problems.append(f"{where} has values that are not finite in {', '.join(bad)}")
     what = "outcome and first features agree with the steps" if plan.recipe.per_step else "finite"
     return [_check("stored values fit together", problems, what)]
 

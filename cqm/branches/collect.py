@@ -148,7 +148,7 @@ def _warned(branches: Branches, error: str) -> Branches:
     lost = sum(branches.dropped.values())
     total = lost + len(branches)
     if lost > MANY_DROPPED * total:
-        example = f"; one raised {textwrap.shorten(error, 300)}" if error else ""
+        example = f", for example {textwrap.shorten(error, 300)}" if error else ""
         warnings.warn(
             f"{lost:,} of {total:,} families of {branches.world['name']!r} were dropped: "
             f"{branches.why_dropped}{example}",

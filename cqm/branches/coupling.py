@@ -28,12 +28,12 @@ def common_signal(sample: Branches, rng: np.random.Generator) -> Check:
     return Check(
         "a shared signal a thousand times larger than the effects cancels",
         change <= allowed,
-        f"relative {change / size:.1e}" if size else "all effects are zero",
+        f"relative change {change / size:.1e}" if size else "all effects are zero",
     )
 
 
 def nuisance_variance(plan: Plan, sample: Branches, rng: np.random.Generator) -> list[Check]:
-    """Whether branches share the nuisance; independent copies would add twice its variance."""
+    """Whether branches share the nuisance; separate copies would add twice its variance."""
     nuisance = plan.world.nuisance
     if nuisance is None:
         return []
@@ -61,7 +61,7 @@ def nuisance_variance(plan: Plan, sample: Branches, rng: np.random.Generator) ->
     return [
         shared,
         Check(
-            "an independent nuisance would add twice its variance",
+            "separate nuisance paths per branch add the predicted variance",
             bool(p_value > FALSE_ALARMS),
             f"{added:.3f} measured, {predicted:.3f} predicted, {deviation:.1f} standard errors "
             f"apart; {nuisance.amplitude**2 * added / max(effect, 1e-300):.3g} times the variance "
@@ -78,7 +78,7 @@ def continuation_variance(plan: Plan, sample: Branches, rng: np.random.Generator
     """
     if plan.policy is not None or plan.recipe.horizon == 1:
         return []
-    name = "an independent continuation would add twice the covariance"
+    name = "separate continuations per branch add the predicted variance"
     num = min(len(sample), _STATES)
     rows = np.repeat(np.linspace(0, len(sample) - 1, num).astype(int), _DRAWS)
     states = take(plan.world.native.restore(sample.states), rows)
@@ -126,9 +126,9 @@ def continuation_variance(plan: Plan, sample: Branches, rng: np.random.Generator
         Check(
             name,
             bool(p_value > FALSE_ALARMS),
-            f"variance of a difference {together.mean():.3g} shared, {apart.mean():.3g} "
-            f"independent, {(together + 2 * covariance).mean():.3g} predicted, "
-            f"{deviation:.1f} standard errors apart",
+            f"variance of the difference between two arms: {together.mean():.3g} with a shared "
+            f"continuation, {apart.mean():.3g} with separate ones (predicted "
+            f"{(together + 2 * covariance).mean():.3g}, {deviation:.1f} standard errors apart)",
         )
     ]
 

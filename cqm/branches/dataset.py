@@ -190,7 +190,7 @@ class Branches:
 
     @property
     def shards(self) -> tuple[Shard, ...]:
-        """The shards in which the families are stored, whole even if this is a slice of a set."""
+        """The shards that hold the families; those of a slice are complete."""
         return tuple(self._shards)
 
     @property
@@ -224,7 +224,8 @@ class Branches:
     @property
     def why_dropped(self) -> str:
         """Why families were dropped, in words; empty if none were."""
-        return ", ".join(f"{count:,} {why}" for why, count in self.dropped.items())
+        words = {"raised": "raised an exception"}
+        return ", ".join(f"{num:,} {words.get(why, why)}" for why, num in self.dropped.items())
 
     @property
     def nuisance(self) -> Mapping[str, Any] | None:
@@ -295,7 +296,7 @@ class Branches:
 
     @property
     def families(self) -> Families:
-        """The families of the set by seed and index, also if it was combined or sliced."""
+        """The families of the set by seed and index, even if it was combined or sliced."""
         parts = [
             Families.of(seed, shard.read("index", slice(start, stop)))
             for shard, start, stop, seed in self._parts
@@ -304,7 +305,7 @@ class Branches:
 
     @property
     def family_seeds(self) -> np.ndarray:
-        """Seed of the collection of each family, `[n]`; see `cqm.branches.families`."""
+        """Collection seed of each family, `[n]`; see `cqm.branches.families`."""
         sizes = [part.stop - part.start for part in self._parts]
         return np.repeat(np.array([part.seed for part in self._parts], np.int64), sizes)
 

@@ -99,8 +99,8 @@ class Continuation:
         if self.law == "uniform":
             return np.full(num_actions, 1 / num_actions)
         raise ValueError(
-            f"the continuation {self.law!r} is the name of a policy, without which the actions "
-            f"are unknown; pass the Policy, 'uniform' or {num_actions} probabilities"
+            f"the continuation {self.law!r} names a policy, and its actions are unknown "
+            f"without the Policy object; pass it, 'uniform' or {num_actions} probabilities"
         )
 
     def draw(self, uniforms: np.ndarray, num_actions: int) -> np.ndarray:
@@ -140,7 +140,7 @@ class Recipe:
     """How to collect a set of branches; the recipe and the world determine every stored byte."""
 
     states: int = 20_000
-    """Number of states to branch; a state is dropped, and counted, if any of its branches fails."""
+    """Number of states to branch; a state is dropped and reported if one of its branches fails."""
     horizon: int = 12
     """Steps per branch, including the first action."""
     discount: float = 0.95

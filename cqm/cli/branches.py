@@ -116,8 +116,8 @@ class Audit:
 
     directory: Directory
     """Directory of the branches."""
-    families: int | None = None
-    """Number of families to replay; by default one per block of 256 states, 64 to 1,024."""
+    families: Annotated[int | None, default("one per 256 states, at least 64, at most 1024")] = None
+    """Number of families to replay."""
     seed: int = 0
     """Random seed for choosing families and for the fresh noise used in the comparisons."""
     json: Json = False

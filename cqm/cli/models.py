@@ -45,11 +45,11 @@ class Fit:
     paper: bool = False
     """Fit the paper's model: raw input, rank 8, width 128, 4,000 updates."""
     updates: Annotated[int | None, default("8000, or 2000 with hindsight")] = None
-    """Number of gradient steps per training run."""
+    """Number of gradient steps per training run; not for residual."""
     validation: float = 0.0
     """Share of the branches to hold out; training stops when the loss on them stops improving."""
     width: Annotated[int | None, default("256")] = None
-    """Width of the hidden layers."""
+    """Width of the hidden layers; not for residual."""
     members: int = 1
     """Number of networks in the ensemble."""
     seed: int = 0

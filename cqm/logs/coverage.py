@@ -24,8 +24,9 @@ class Coverage:
     """How often each action was taken and where, and the resulting effective sample sizes.
 
     Each action has its own regions: groups of decisions that were about equally likely to take it,
-    ordered from least to most likely. The probabilities come from a regression on the observation
-    and its squares. A lack of overlap shows in the first region.
+    ordered from least to most likely. The probabilities come from a regression on the observations,
+    their squares and, unless there are too many, their products. A lack of overlap shows in the
+    first region.
     """
 
     frequencies: np.ndarray  # [actions]
@@ -47,7 +48,8 @@ class Coverage:
         if self.regions.min() < RARE:
             found.append(
                 f"action {self.action_names[action]} makes up {self.regions.min():.2%} of the "
-                f"{self.region_sizes[region]} decisions in region {region} of {len(self.regions)}"
+                f"{self.region_sizes[region]} decisions in region {region + 1} of "
+                f"{len(self.regions)}"
             )
         if self.smallest_propensity < RARE and self.propensities_known:
             found.append(f"the smallest propensity is {self.smallest_propensity:.2g}")
@@ -80,17 +82,18 @@ class Coverage:
             {
                 "action": name,
                 "frequency": f"{self.frequencies[i]:.1%}",
-                f"over {len(self.regions)} regions": f"{low[i]:.1%} to {high[i]:.1%}",
+                f"range over {len(self.regions)} regions": f"{low[i]:.1%} to {high[i]:.1%}",
                 "effective sample size": f"{self.effective_sample_sizes[i]:.0f}",
             }
             for i, name in enumerate(self.action_names)
         ]
-        known = "known" if self.propensities_known else "estimated per region"
+        known = "known" if self.propensities_known else "estimated"
         return "\n".join(
             [
                 f"{self.num_decisions} decisions; propensities {known}; the smallest is "
                 f"{self.smallest_propensity:.3g}",
                 text_table(rows),
+                "regions: groups of decisions that were about equally likely to take the action",
                 *([f"problem: {p}" for p in self.problems] or ["no problems found"]),
             ]
         )
@@ -172,7 +175,7 @@ def _mismatch(
         if off.max() > SIGNIFICANT:
             region, action = np.unravel_index(off.argmax(), off.shape)
             size = np.sum(own[:, action] == region)
-            place = f" in region {region} of {len(off)}" if len(off) > 1 else ""
+            place = f" in region {region + 1} of {len(off)}" if len(off) > 1 else ""
             return (
                 f"action {action_names[action]} makes up {counts[region, action] / size:.2%} of "
                 f"the {size} decisions{place}, where its propensity is "

@@ -347,7 +347,8 @@ class Logs:
             "later actions": self.recipe.continuation.describe(self.action_names),
             "propensities": "unknown" if self.propensities is None else "known",
         }
-        return html_facts(f"Logs of {self.world['name']}", facts)
+        name = self.world["name"]
+        return html_facts("Logs" if name == "logs" else f"Logs of {name}", facts)
 
     def __getitem__(self, rows: slice | np.ndarray) -> Logs:
         try:
@@ -409,8 +410,8 @@ class Logs:
     def known_families(self) -> Families:
         """The families of branches that these logs were made from; none for other logs.
 
-        Logs saved before version 0.3 know only the seed of their branches, so that all families of
-        that seed count. Only logs from branches know their warm-up.
+        For logs saved before version 0.3 only the seed is known, so all families of that seed are
+        returned. Such logs are recognised by their warm-up, which only logs from branches have.
         """
         if self.families is not None:
             return Families.of(*self.families.T)

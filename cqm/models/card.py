@@ -47,7 +47,8 @@ def write_card(model: Estimator) -> str:
             "valid for states like those in the training data, and for the effect of a first "
             "action followed by the continuation above; not for other states or policies",
             "a reward that is not linear in the features is approximated, which adds to the error",
-            "guarantees are marginal over states exchangeable with the calibration states",
+            "guarantees hold on average over states like the calibration states, not for each "
+            "state separately",
         ],
         "Versions": [", ".join(f"{name} {number}" for name, number in model.versions_.items())],
     }
@@ -92,7 +93,9 @@ def _training(name: str, record: dict[str, Any]) -> str:
         f"({record['schedule']}), seed {record['seed']}"
     )
     if "validation_loss" in record:
-        text += f"; kept at its best validation loss {record['validation_loss']:.4g}"
+        text += (
+            f"; kept the network with the lowest validation loss, {record['validation_loss']:.4g}"
+        )
     return text
 
 
@@ -103,8 +106,8 @@ def _scores(calibration: Calibration | None, feature_names: Sequence[str]) -> li
     lines = [
         f"excess error {calibration.excess_error:.4g} {states}: squared error of the expected "
         "effects relative to their size; 0 is perfect, 1 is no better than predicting no effect",
-        f"NMSE against single draws {calibration.nmse:.4g}; no model can score below "
-        f"{calibration.noise_floor:.4g}, the share of a draw that is noise",
+        f"normalised squared error against single draws {calibration.nmse:.4g}; no model can score "
+        f"below {calibration.noise_floor:.4g}, the part of it that is noise",
     ]
     errors = dict(zip(feature_names, calibration.feature_errors, strict=False))
     known = sorted((n for n in errors if not math.isnan(errors[n])), key=errors.__getitem__)
@@ -112,6 +115,6 @@ def _scores(calibration: Calibration | None, feature_names: Sequence[str]) -> li
         least, most = (f"{errors[name]:.4g} ({name})" for name in (known[0], known[-1]))
         lines.append(
             f"excess error by feature: from {least} to {most}; features are learned in their own "
-            "units, so those with small values are learned worst"
+            "units, so those with small effects tend to be learned worst"
         )
     return lines

@@ -47,7 +47,8 @@ class EffectModel(Estimator):
     noise floor when labels are noisy.
 
     Args:
-        method: `direct`, `unrolled`, or `auto`, which is `unrolled` whenever the branches allow it.
+        method: `direct`, `unrolled`, or `auto`, which is `unrolled` whenever the branches and the
+            other settings allow it.
         conditioning: Input preprocessing: `none`, `whiten`, or `effect` (controllable directions
             first).
         decoder_rank: Rank of the shared decoder of `direct`; by default the rank of the training
@@ -58,8 +59,9 @@ class EffectModel(Estimator):
         graph: Comparison graph; if given, differences along its edges are fitted instead of centred
             outcomes.
         draws: Number of fresh continuations that `unrolled` averages over.
-        training: Settings of the training loop; by default those that suit the method. `unrolled`
-            trains twice with them, first on single steps and then on whole branches.
+        training: Settings of the training loop; by default those that suit the method. If the
+            features are the next observation, `unrolled` first trains on single steps (with batches
+            of at most 32) and then on whole branches.
         updates: Number of gradient steps per training run; by default as in `training`.
         validation: Share of the families to hold out. The network that is best on them is kept, and
             training stops early when it no longer improves; 0 trains on all families to the end.
@@ -173,9 +175,9 @@ class EffectModel(Estimator):
                 not branches.recipe.continuation.open_loop
             ),
             "a world without noise of its own": "noise" in branches.array_names(),
-            "no comparison graph": self.graph is not None,
-            "no decoder_rank": self.decoder_rank is not None,
-            "the conditioning 'effect'": self.conditioning != "effect",
+            "graph=None": self.graph is not None,
+            "decoder_rank=None": self.decoder_rank is not None,
+            "conditioning='effect'": self.conditioning != "effect",
         }
         missing = [needed for needed, absent in obstacles.items() if absent]
         if self.method == "unrolled" and missing:

@@ -151,7 +151,7 @@ class Estimator(Parameters, abc.ABC):
         self.versions_ = {"cqm": cqm.__version__, "python": platform.python_version()}
         self.versions_ |= {name: version(name) for name in ("jax", "equinox", "optax", "numpy")}
         options = {"directory": directory, "show_progress": show_progress}
-        say(f"Learning from {len(data):,} {self.examples}", show_progress)
+        say(f"Read {len(data):,} {self.examples}", show_progress)
         self.provenance_ = Provenance.of(data)
         # Two fits in one directory would write over each other's checkpoints.
         alone = contextlib.nullcontext() if directory is None else storage.exclusive(directory)
@@ -284,13 +284,14 @@ class Estimator(Parameters, abc.ABC):
             got, wanted = getattr(branches.recipe, name), getattr(self.recipe_, name)
             if got != wanted and wanted is not None:  # logs do not record their states' warm-up
                 raise ValueError(
-                    f"calibration branches have {name} {got}; the model learned from {wanted}"
+                    f"calibration branches have {name} {got}; the model was fitted with {name} "
+                    f"{wanted}"
                 )
         if self.provenance_ is None:
             raise ValueError(
                 "the model was saved by an earlier version of cqm, without a complete record of "
-                "what it learned from, so held-out branches cannot be told from others; fit it "
-                "again with this version"
+                "what it learned from, so it is unknown whether these branches are held out; "
+                "fit it again with this version"
             )
         self.provenance_.check_held_out(Provenance.of(branches), "calibration branches")
         predicted = self.effect(branches.observations)

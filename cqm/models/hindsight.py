@@ -56,15 +56,15 @@ class HindsightModel(LogEstimator):
 
     Args:
         method: `network` trains a classifier on events, that is, features together with their
-            delay; `tabular` counts, which is exact for finitely many observations and events.
+            delay; `tabular` uses event counts instead, which is exact for finitely many
+            observations and events.
         baseline: Subtract the part of the features that the state explains. The ratio is
             normalised, so this changes only the noise.
         width: Width of the hidden layers of `network`; 256 by default.
         members: Number of sets of random Fourier features to average.
         folds: Number of folds; the ratio of a trajectory comes from a classifier trained on the
             other folds.
-        weighting: Weight by the inverse noise covariance and keep only directions in which effects
-            are visible (generalised instead of ordinary least squares).
+        weighting: Keep only directions in which effects stand out from the noise.
         reference: Reference distribution over actions, for centring; uniform by default.
         training: Settings of the training loop of `network`; by default those that suit it.
         updates: Number of gradient steps per training run; by default as in `training`.
@@ -120,8 +120,9 @@ class HindsightModel(LogEstimator):
     def reward_advantage(self, observations: ArrayLike, reward_fn: RewardFn) -> np.ndarray:
         """Centred values of any reward, linear in the features or not, `[n, actions]`.
 
-        The integral ∫ r h dM̄ is estimated from the logged events, which are samples from the
-        reference measure, and distilled into a function of the state. This needs the ratios of
+        The integral ∫ r h dM̄ of the reward r times the density ratio h is estimated from the logged
+        events, which are samples from the reference measure M̄, and distilled into a function of
+        the state. This needs the ratios of
         those events, which a fitted model holds in memory but does not save. With weighting, events
         are distinguished only along directions in which actions change the mean; to see effects on
         the spread along other directions, use `weighting=False`.

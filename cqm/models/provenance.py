@@ -32,7 +32,7 @@ ANY_LAW = 2e-3  # the same if their laws differ, in the worst case; 9 copied sta
 
 @dataclass(frozen=True, eq=False)
 class Provenance:
-    """The families and observations that a model learned from or was chosen by."""
+    """The families and observations that a model was fitted or selected with."""
 
     families: Families  # none if unknown
     observations: np.ndarray  # [rows], sorted 64-bit hashes; rows with equal observations repeat
@@ -79,23 +79,23 @@ class Provenance:
         }
 
     def union(self, other: Provenance) -> Provenance:
-        """The provenance of a model that learned from the one and was chosen by the other."""
+        """The provenance of a model that was fitted with the one and selected with the other."""
         both = np.concatenate([self.observations, other.observations])
         return Provenance(self.families.union(other.families), _smallest(both))
 
     def check_held_out(self, other: Provenance, what: str) -> None:
         """Raise if data, named in words for the message, share states with this provenance."""
-        way_out = "collect other branches with another seed"
+        way_out = "collect new branches with a different seed"
         if shared := self.families.overlap(other.families):
             raise ValueError(
-                f"the {what} share {in_words(shared)} with what the model learned from or was "
-                f"chosen by; {way_out}, or use families that it has not seen"
+                f"the {what} share {in_words(shared)} with the data that the model was fitted "
+                f"or selected with; {way_out}, or use families that it has not seen"
             )
         num = _copied(self.observations, other.observations)
         if num:
             raise ValueError(
                 f"{num} of the {len(other.observations)} observations of the {what} are exactly "
-                "those of states that the model learned from or was chosen by, more than repeated "
+                "those of states that the model was fitted or selected with, more than repeated "
                 f"states can explain; {way_out}"
             )
 

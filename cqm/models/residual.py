@@ -39,7 +39,7 @@ class ResidualModel(LogEstimator):
 
     Args:
         method: `direct` regresses outcomes, `steps` learns single steps and unrolls them, `tabular`
-            averages over a finite set of observations.
+            averages separately for each distinct observation.
         doubly_robust: Correct the outcome regression with inverse propensities; the estimate is
             then consistent if either the regression or the propensities are correct.
         outcome: `full` if effects depend on the state, `additive` if they are the same everywhere.

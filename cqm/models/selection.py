@@ -43,8 +43,8 @@ def held_out_scores(
     """Score fitted estimators on logs that none of them learned from.
 
     All estimators share one set of baselines, weights and propensities, so they are compared on the
-    same residuals. Each estimator remembers that these logs may have chosen it, so that branches
-    with the same states cannot calibrate it.
+    same residuals. Each estimator records that it may have been selected with these logs, so that
+    it cannot be calibrated on branches from the same states.
 
     Args:
         estimators: Fitted estimators by name.

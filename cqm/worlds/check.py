@@ -54,18 +54,20 @@ def check_world(
     """Check that a world, built-in or your own, fulfils the world contract.
 
     A world that passes can be branched: the same state, noise and controls give the same features
-    bit for bit, whatever was simulated in between, in any order, batch size and thread.
+    bit for bit, whatever was simulated in between, in any order, at any batch size and on any
+    thread.
 
     By default about 12,000 steps are simulated twice, so randomness that the noise does not explain
     is found with probability 1 − (1 − p)^12,000 if it enters a share p of the steps: 99.99 % for
-    one step in 1,300. The rollouts have 64 steps, and half of the states come after 20. What only
-    shows later, in rarer states, on another machine or after more calls cannot be found.
+    one step in 1,300. The rollouts have 64 steps, and half of the states are reached by a warm-up
+    of 20 steps. Problems that appear only later, in rarer states, on another machine or after more
+    calls are not detected.
 
     Args:
         world: The world to check, or its name.
         num: Number of states to check.
-        horizon: Number of steps per rollout; by default 64, or as many of 32, 16, ... as the
-            world's noise allows and most branches survive.
+        horizon: Number of steps per rollout; by default 64, halved until the world's noise
+            allows it and most branches survive.
         seed: Random seed for the states, controls and noise.
     """
     if isinstance(world, str):
@@ -94,7 +96,7 @@ def check_world(
     record("declaration", lambda: _declaration_problem(world))
     if not checks[-1].passed:
         return Report(getattr(world, "name", type(world).__name__), tuple(checks))
-    title = f"{world.name} (cloned by {world.cloning})"
+    title = f"{world.name} (cloning: {world.cloning})"
     try:
         trial, remark = start_trial(world, num, horizon, seed)
         checks.append(Check("runs", trial is not None, remark))

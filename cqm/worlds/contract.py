@@ -165,7 +165,7 @@ class World(abc.ABC):
             observations += f" ({shortened(self.observation_names)})"
         return (
             f"{type(self).__name__}({self.name}, {observations}, "
-            f"{counted_actions(self.action_names)}, cloned by {self.cloning})"
+            f"{counted_actions(self.action_names)}, cloning: {self.cloning})"
         )
 
     def _repr_html_(self) -> str:
@@ -178,7 +178,7 @@ class World(abc.ABC):
                 "action": [f"{name} {control}" for name, control in controls],
             }.items()
         }
-        return html_facts(f"World {self.name}", {**facts, "cloned by": self.cloning})
+        return html_facts(f"World {self.name}", {**facts, "cloning": self.cloning})
 
 
 class PerThread(Generic[T]):

@@ -1,7 +1,7 @@
 """More features for a world: squares, products, random Fourier features or a user's own.
 
-An effect model answers rewards that are linear in the features. Appending functions of the features
-makes more rewards linear, but also gives the model more effects to estimate.
+An effect model can evaluate rewards that are linear in the features. Appending functions of the
+features makes more rewards linear, but also gives the model more effects to estimate.
 """
 
 from __future__ import annotations

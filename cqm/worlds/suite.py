@@ -66,7 +66,7 @@ def task_size(name: str) -> dict[str, Any]:
         "observations": len(world.observation_names),
         "controls": len(world.control_low),
         "actions": len(world.candidate_actions),
-        "cloned by": world.cloning,
+        "cloning": world.cloning,
     }
 
 

@@ -280,7 +280,7 @@ def _judged(trial: Trial) -> tuple[str, str]:
     failed, remark = num - np.sum(trial.ok), f"{num} states, {trial.horizon} steps"
     if failed:
         what = f"{failed} of {num} branches failed"
-        what += f"; one raised {result.error}" if result.error else ""
+        what += f", for example {result.error}" if result.error else ""
         if 2 * failed > num:
             one_by_one = result.error.startswith(tuple(kind.__name__ for kind in NOT_VECTORISED))
             return f"{_TOO_MANY}{what}" + (f"; {VECTORISE}" if one_by_one else ""), ""

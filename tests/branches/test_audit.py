@@ -93,7 +93,9 @@ def test_an_arm_with_a_continuation_of_its_own_is_noticed(tmp_path):
     reseal(tmp_path, 0, spoil)
     report = cqm.audit(cqm.Branches.open(tmp_path))
     assert "stored families replay bit for bit" in failed(report)
-    assert "64 of 64 differ" in findings(report)["stored families replay bit for bit"].detail
+    assert (
+        "64 of 64 families differ" in findings(report)["stored families replay bit for bit"].detail
+    )
     assert json.loads((tmp_path / "audit.json").read_text())["passed"] is False
 
 
@@ -129,7 +131,7 @@ def test_paired_variance_is_measured_against_its_prediction():
     world = noisy_world()
     branches = cqm.collect(world, states=256, horizon=2, discount=1.0, warmup=(0, 0), seed=1)
     finding = findings(cqm.audit(branches, world))[
-        "an independent continuation would add twice the covariance"
+        "separate continuations per branch add the predicted variance"
     ]
     assert finding.passed
     figures = re.findall(r"[\d.e+-]+(?= shared| independent| predicted)", finding.detail)
@@ -176,7 +178,7 @@ def test_a_right_set_fails_as_rarely_as_is_said(monkeypatch):
         assert count <= 14, name  # 5 are expected; the normal law would give 30
 
 
-COUNTED, INPUTS = "every state is one family or counted as dropped", "inputs of every family"
+COUNTED, INPUTS = "every state has one family or is counted as dropped", "inputs of every family"
 REPLAYED, FITS = "stored families replay bit for bit", "stored values fit together"
 AGAIN, MANIFEST = "blocks collected again from the seed", "manifest fits the world"
 CAUGHT_BY = {
@@ -193,16 +195,16 @@ CAUGHT_BY = {
     "tampered outcomes in 5%": (REPLAYED, "differ in outcome"),
     "tampered observations": (REPLAYED, "differ in observation"),
     "swapped arms": (REPLAYED, "differ in first, outcome, steps"),
-    "other arms": (INPUTS, "arms of block 2 in shard 1 differ"),
-    "another continuation": (INPUTS, "continuation of block 2 in shard 1 differ"),
-    "other noise": (INPUTS, "noise of block 2 in shard 1 differ"),
-    "another nuisance": (INPUTS, "nuisance of block 2 in shard 1 differ"),
-    "another nuisance at the start": (INPUTS, "nuisance_start of block 2 in shard 1 differ"),
+    "other arms": (INPUTS, "block 2 in shard 1 differs in arms"),
+    "another continuation": (INPUTS, "block 2 in shard 1 differs in continuation"),
+    "other noise": (INPUTS, "block 2 in shard 1 differs in noise"),
+    "another nuisance": (INPUTS, "block 2 in shard 1 differs in nuisance"),
+    "another nuisance at the start": (INPUTS, "block 2 in shard 1 differs in nuisance_start"),
     "states of other families": (REPLAYED, "observation"),
     "states in single precision": (REPLAYED, "observation"),
     "an array is missing": (COUNTED, "shard 1 lacks first"),
-    "swapped feature names": (MANIFEST, "feature_names differ"),
-    "another mixing": (MANIFEST, "mixing differ"),
+    "swapped feature names": (MANIFEST, "differs in feature_names"),
+    "another mixing": (MANIFEST, "differs in mixing"),
 }
 
 

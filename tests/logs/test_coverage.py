@@ -22,9 +22,11 @@ def test_actions_are_called_by_their_names():
     given["actions"][:, 0] = given["observations"][:, 0] > 0
     logs = Logs.from_arrays(**given, action_names=("wait", "charge"))
     lines = str(logs.coverage()).splitlines()
-    assert " ".join(lines[1].split()) == "action frequency over 20 regions effective sample size"
+    assert (
+        " ".join(lines[1].split()) == "action frequency range over 20 regions effective sample size"
+    )
     assert [line.split()[0] for line in lines[2:4]] == ["wait", "charge"]
-    assert "problem: action wait makes up 0.00% of the 100 decisions in region 0" in "\n".join(
+    assert "problem: action wait makes up 0.00% of the 100 decisions in region 1" in "\n".join(
         lines
     )
     given["actions"][:, 0] = 1
@@ -51,7 +53,7 @@ def test_a_lack_of_overlap_that_no_line_shows(propensities):
     coverage = Logs.from_arrays(**given, propensities=propensities).coverage()
     assert coverage.regions.min() == 0
     with pytest.warns(
-        UserWarning, match=r"action \d makes up 0.00% of the 100 decisions in region 0"
+        UserWarning, match=r"action \d makes up 0.00% of the 100 decisions in region 1"
     ):
         coverage.check()
     told = "where its propensity is 50.00%" in " ".join(coverage.problems)

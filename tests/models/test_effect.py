@@ -463,7 +463,7 @@ def test_fitting_says_what_it_does_and_how_long_all_trainings_take(branches, cap
     training = Training(updates=2, chunk=1)
     EffectModel(width=8, training=training).fit(branches[:50], show_progress=True)
     said = capsys.readouterr().err.splitlines()
-    assert said[0] == "Learning from 50 branch families"
+    assert said[0] == "Read 50 branch families"
     assert said[1] == "Reading the training rows"
     assert said[2] == "steps: compiling, then 2 updates"
     assert "Expected time: 3 min 20 s" in said  # of the effect that is trained after the steps

@@ -90,7 +90,7 @@ def test_actions_without_names_are_numbered():
 def test_a_world_shows_its_observations_actions_and_cloning():
     named = type("Named", (ToyWorld,), {"action_names": ("left", "<wait>", "right")})()
     assert repr(named) == (
-        "Named(toy, 1 observation (x), 3 actions (left, <wait>, right), cloned by copy)"
+        "Named(toy, 1 observation (x), 3 actions (left, <wait>, right), cloning: copy)"
     )
     html = named._repr_html_()
     assert "<th>3 actions</th><td>left [-1.0], &lt;wait&gt; [0.0], right [1.0]</td>" in html

@@ -219,7 +219,7 @@ def test_contract_holds(native):
     world = NuisanceWorld(native(), Nuisance(dimension=9, seed=2))
     report = check_world(world)
     assert report, str(report)
-    assert str(report).startswith(f"{world.native.name} (cloned by {world.native.cloning})")
+    assert str(report).startswith(f"{world.native.name} (cloning: {world.native.cloning})")
 
 
 class Short(gymnasium.Env):

@@ -396,7 +396,7 @@ def test_with_another_dm_control_the_tasks_are_measured(monkeypatch):
             "observations": 6,
             "controls": 2,
             "actions": 5,
-            "cloned by": "MuJoCo state and solver warm start",
+            "cloning": "MuJoCo state and solver warm start",
         }
     ]
 
