@@ -134,7 +134,7 @@ def test_paired_variance_is_measured_against_its_prediction():
         "separate continuations per branch add the predicted variance"
     ]
     assert finding.passed
-    figures = re.findall(r"[\d.e+-]+(?= shared| independent| predicted)", finding.detail)
+    figures = re.findall(r"[\d.e+-]+(?= with)|(?<=predicted )[\d.e+-]+", finding.detail)
     shared, independent, predicted = map(float, figures)
     assert shared < 1e-12
     # In units of the outcome's own spread, two independent copies have twice its variance.

@@ -373,7 +373,7 @@ def test_calibration_on_training_states_is_refused(direct, world, tmp_path):
     direct.save(tmp_path)
     for model in (direct, EffectModel.load(tmp_path)):
         seen = cqm.collect(world, states=20, draws=16, seed=1, **SETTINGS)
-        with pytest.raises(ValueError, match=r"share 20 families of seed 1 .* another seed"):
+        with pytest.raises(ValueError, match=r"share 20 families of seed 1 .* a different seed"):
             model.calibrate(seen)
     later = cqm.collect(world, states=3020, draws=16, seed=1, **SETTINGS)[3000:]
     assert EffectModel.load(tmp_path).calibrate(later).calibration_.draws == 16

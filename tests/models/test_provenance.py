@@ -92,7 +92,7 @@ def refused(model, branches, match):
 
 
 def test_the_second_seed_of_a_combined_set_is_refused(combined, drawn):
-    message = r"share 60 families of seed 1 with what the model learned .* another seed"
+    message = r"share 60 families of seed 1 with the data .* a different seed"
     refused(combined, drawn[1], message)
     refused(combined, drawn[0], "share 60 families of seed 0 ")
 
@@ -178,7 +178,7 @@ def test_logs_that_scored_a_model_are_refused(sets, drawn):
     model = fitted(logs_of(sets[2]))
     for _ in range(2):  # scoring again is fine
         held_out_scores({"residual": model}, sets["logs"])
-    refused(model, drawn[0], "share 60 families of seed 0 with what the model")
+    refused(model, drawn[0], "share 60 families of seed 0 with the data")
     assert model.calibrate(drawn[1]).calibration_ is not None
 
 
@@ -251,7 +251,7 @@ def test_copied_observations_are_recognised(copied, sets, drawn):
     logs = COPIES[copied](sets["logs"])
     assert logs.families is None
     model = fitted(logs)
-    refused(model, drawn[0], r"\d+ of the 60 observations .* exactly .* another seed")
+    refused(model, drawn[0], r"\d+ of the 60 observations .* exactly .* a different seed")
     assert model.calibrate(drawn[9]).calibration_ is not None
 
 
@@ -442,7 +442,7 @@ def test_the_command_refuses_before_it_trains(estimator, tmp_path, capsys):
     fit = ["fit", str(tmp_path / estimator), "--out", str(tmp_path / "model")]
     fit += ["--estimator", estimator, "--calibration", str(tmp_path / "branches")]
     assert main(fit) != 0
-    assert "share 20 families of seed 1 with what the model" in capsys.readouterr().err
+    assert "share 20 families of seed 1 with the data" in capsys.readouterr().err
     assert not (tmp_path / "model").exists()
 
 
