@@ -279,7 +279,7 @@ def test_the_answers_of_a_calibrated_model_are_labelled(tmp_path, capsys):
     assert [set(re.split(r"  +", row)[2].split(" > ")) for row in rows] == [
         {"left", "none", "right"}
     ] * 2
-    assert trust.startswith("The best action is certain in ")
+    assert trust.startswith("The best action is ")
     assert "with 90% confidence over states like the 30 calibration states" in trust
     assert meaning.startswith(
         "The best action is the one that, taken first and followed by uniform"

@@ -48,7 +48,7 @@ def main(args: Sequence[str] | None = None) -> int:
         with _plain_output():
             return _run(list(sys.argv[1:] if args is None else args))
     except KeyboardInterrupt as stop:  # which says what was kept, if the command knows
-        print(f"cqm: interrupted; {stop or 'rerun the command'}", file=sys.stderr)
+        print(f"cqm: interrupted; {str(stop) or 'rerun the command'}", file=sys.stderr)
         return 130
     except BrokenPipeError:  # as in `cqm worlds list | head -1`; nobody reads what is still to come
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
