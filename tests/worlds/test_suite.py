@@ -90,10 +90,11 @@ def test_native_features_are_those_of_the_environment(name):
     assert worst < 1e-13
 
 
-class Dealt:
+class Dealt(np.random.Generator):
     """A generator that returns the given numbers."""
 
     def __init__(self, numbers):
+        super().__init__(np.random.PCG64())
         self.numbers = numbers
 
     def uniform(self, low, high, size):
