@@ -433,11 +433,13 @@ class _Files:
         metrics: Mapping[str, float],
     ) -> None:
         leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(eqx.filter(state, eqx.is_array))]
-        Checkpoint(step, self.settings, losses, held_out, leaves).write(self.checkpoint)
+        # In this order, so that a kill in between loses no line; `resume` drops one too many.
         self.log.write(step, metrics)
+        Checkpoint(step, self.settings, losses, held_out, leaves).write(self.checkpoint)
 
     def load(self, state: _State) -> tuple[int, list[float], list[float], _State]:
         if not self.checkpoint.exists():
+            self.log.resume(0)
             return 0, [], [], state
         arrays, static = eqx.partition(state, eqx.is_array)
         leaves, structure = jax.tree.flatten(arrays)
@@ -453,6 +455,7 @@ class _Files:
             )
         arrays = jax.tree.unflatten(structure, [jnp.asarray(leaf) for leaf in stored.leaves])
         state = eqx.combine(arrays, static)
+        self.log.resume(stored.step)
         return stored.step, [*stored.losses], [*stored.held_out], state
 
     def _check_settings(self, settings: Mapping[str, Any]) -> None:

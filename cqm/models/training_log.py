@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,6 +22,15 @@ class TrainingLog:
         self._writer: Any = None
         self._tried = False
 
+    def resume(self, step: int) -> None:
+        """Drop what was logged after the last checkpoint, which is at `step`, before a kill."""
+        if not self.path.exists():
+            return
+        lines = self.path.read_bytes().splitlines(keepends=True)
+        kept = [line for line in lines if (at := _step(line)) is not None and at <= step]
+        if kept != lines:
+            storage.write_pieces(self.path, kept)
+
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Record metrics after a number of updates."""
         storage.append_line(self.path, {"step": step, **values})
@@ -39,6 +49,14 @@ class TrainingLog:
         """Close the event file."""
         if self._writer is not None:
             self._writer.close()
+
+
+def _step(line: bytes) -> int | None:
+    """The number of updates in a line of the log; None if the line is incomplete."""
+    try:
+        return int(json.loads(line)["step"]) if line.endswith(b"\n") else None
+    except (ValueError, TypeError, KeyError):
+        return None
 
 
 def _event_writer(directory: Path) -> Any:

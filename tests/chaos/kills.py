@@ -79,17 +79,13 @@ def prepare(materials, name, directory):
 
 
 def files(directory):
-    """Checksums of all files, without the times that a run took, and without training logs.
-
-    Nothing reads a training log; after a kill it may lack a line or have one twice.
-    """
+    """Checksums of all files, without the times that a run took."""
     found = contents(directory)
     for name in found:
         if Path(name).name == "record.json":
             record = json.loads((directory / name).read_text())
             found[name] = json.dumps({k: record[k] for k in record if k not in ("seconds", "seal")})
-    ignored = ("times.json", ".metrics.jsonl")
-    return {name: checksum for name, checksum in found.items() if not name.endswith(ignored)}
+    return {name: checksum for name, checksum in found.items() if name != "times.json"}
 
 
 def _trial(materials, rng, directory):

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from cqm import storage
 from cqm.models.network import Linear
 from cqm.models.training import InMemory, Training, Validation, expected_seconds, train
 from cqm.storage import DamagedFileError
@@ -190,6 +191,34 @@ def test_metrics_are_lines_of_json(tmp_path):
     lines = [json.loads(line) for line in (tmp_path / "fit.metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [100, 200, 300, 400, 500, 600]
     assert set(lines[0]) == {"step", "loss", "bias"}
+
+
+def test_a_kill_neither_loses_nor_repeats_a_line_of_the_log(tmp_path, monkeypatch):
+    log = tmp_path / "fit.metrics.jsonl"
+
+    def run():
+        train(start(), squared_error, DATA, SETTINGS, directory=tmp_path, name="fit")
+
+    run()
+    whole = log.read_bytes()
+    for path in tmp_path.iterdir():
+        path.unlink()
+    write = storage.write_sealed_arrays
+
+    def killed(path, arrays, metadata):
+        if metadata["step"] == "300":
+            raise KeyboardInterrupt
+        write(path, arrays, metadata)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(storage, "write_sealed_arrays", killed)
+        with pytest.raises(KeyboardInterrupt):
+            run()
+    assert log.read_bytes() == b"".join(whole.splitlines(keepends=True)[:3])
+    with open(log, "ab") as file:
+        file.write(b'{"step": 4')  # a torn line
+    run()
+    assert log.read_bytes() == whole
 
 
 def test_checkpoints_of_something_else_are_refused(tmp_path):
