@@ -80,7 +80,7 @@ def action_indices(actions: Action, names: Sequence[str]) -> np.ndarray:
             if action not in positions:
                 raise unknown("action", action, names)
             return positions[action]
-        if not isinstance(action, Integral) or isinstance(action, bool):
+        if not isinstance(action, Integral) or isinstance(action, bool) or abs(int(action)) > 2**31:
             raise ValueError(
                 f"actions must be names or indices of {shortened(names)}; got {shown(actions)}"
             )

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import asdict, replace
-from numbers import Integral
 from pathlib import Path
 
 import numpy as np
 
 from cqm import storage
+from cqm.arguments import instance, whole_number, whole_number_or_none
 from cqm.branches.census import blocks_of, census, shard_indices
 from cqm.branches.collect import plan_collection
 from cqm.branches.coupling import (
@@ -25,7 +25,7 @@ from cqm.branches.coupling import (
     nuisance_variance,
     stored_noise,
 )
-from cqm.branches.dataset import Branches
+from cqm.branches.dataset import Branches, as_branches
 from cqm.branches.recipe import BLOCK, Continuation, Policy
 from cqm.branches.shards import MemoryShard
 from cqm.branches.simulate import (
@@ -82,15 +82,13 @@ def audit(
     Branches(cartpole-swingup, ...), 4 families replayed
       ok    checksums  ...
     """
-    for name, value, least in (("families", families, 2), ("seed", seed, 0)):
-        if name == "families" and value is None:
-            continue
-        if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
-            raise ValueError(f"{name} must be a whole number of at least {least}; got {value!r}")
-    if isinstance(branches, str | Path):
-        branches = Branches.open(branches)
-    if not isinstance(branches, Branches):
-        raise TypeError(f"branches must be Branches or their directory; got {branches!r:.80}")
+    whole_number_or_none("families", families, least=2)
+    whole_number("seed", seed, least=0)
+    branches = as_branches("branches", branches)
+    if world is not None:
+        instance("world", world, World, "the world that the branches were collected from, or None")
+    if policy is not None:
+        instance("policy", policy, Policy, "the Policy of the continuation, or None")
     if len(branches.seeds) > 1 or len(branches.shards) != branches.manifest["num_shards"]:
         raise ValueError(
             f"the set combines collections with seeds {branches.seeds}; "
@@ -102,7 +100,8 @@ def audit(
         branches.verify()
     except DamagedFileError as error:
         return _report(branches, 0, [Check("checksums", False, str(error))])
-    plan = _plan_of(branches, world or reload_world(branches.world), policy)
+    world = reload_world(branches.world) if world is None else world
+    plan = _plan_of(branches, world, policy)
     checks = [
         Check("checksums", True, f"{counted(len(branches), 'family')} intact"),
         _manifest(plan, branches),

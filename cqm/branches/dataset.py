@@ -22,6 +22,7 @@ from cqm.arguments import (
     instance,
     mapping,
     number,
+    output_directory,
     path as checked_path,
     sequence,
     shown,
@@ -336,7 +337,11 @@ class Branches:
 
     def to_parquet(self, path: str | Path) -> None:
         """Write one row per branch to a Parquet file, for analysis elsewhere."""
-        write_parquet(self, checked_path("path", path))
+        file = checked_path("path", path)
+        if file.is_dir():
+            raise ValueError(f"path must be the path of a file; {file} is a directory")
+        output_directory("path", file.parent)
+        write_parquet(self, file)
 
     def verify(self) -> None:
         """Check every byte of the set against its checksums."""
@@ -388,7 +393,7 @@ class Branches:
 def split_size(test: int | float, num: int, what: str) -> int:
     """Size of the test set of a split, given as a number or as a share; neither set is empty."""
     if isinstance(test, float | np.floating):
-        size = round(number("test", test) * num)
+        size = round(float(np.clip(number("test", test), -1, 2)) * num)
     else:
         size = whole_number("test", test)
     if not 0 < size < num:

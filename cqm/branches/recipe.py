@@ -21,6 +21,7 @@ from cqm.arguments import (
     texts,
     whole_number,
 )
+from cqm.names import MAX_ACTIONS
 
 BLOCK = 256  # states per set of random streams; also the rows mixed at a time when reading
 
@@ -87,7 +88,7 @@ class Continuation:
 
     def probabilities(self, num_actions: int) -> np.ndarray:
         """Probability of each candidate action, `[actions]`, for an open-loop law."""
-        num_actions = whole_number("num_actions", num_actions, least=1)
+        num_actions = whole_number("num_actions", num_actions, least=1, most=MAX_ACTIONS)
         if isinstance(self.law, tuple):
             law = np.array(self.law, float)
             if law.shape != (num_actions,) or not np.all(law >= 0) or abs(law.sum() - 1) > 1e-6:

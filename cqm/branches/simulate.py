@@ -258,7 +258,12 @@ def roll_closed_loop(
 def _policy_actions(plan: Plan, observations: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
     """Candidate actions chosen by the policy, checked."""
     assert plan.policy is not None
-    actions = np.asarray(plan.policy.act(observations, uniforms))
+    try:
+        actions = np.asarray(plan.policy.act(observations, uniforms))
+    except Exception as error:  # a user's function may raise anything
+        raise ValueError(
+            f"policy {plan.policy.name!r} raised {type(error).__name__}: {error}"
+        ) from error
     num_actions = len(plan.world.candidate_actions)
     if actions.shape != uniforms.shape or not np.isin(actions, np.arange(num_actions)).all():
         raise ValueError(

@@ -230,7 +230,11 @@ def _record(
         actions, rewards, propensities = list[int](), list[float](), list[np.ndarray]()
         terminated = truncated = False
         while not (terminated or truncated):
-            propensities.append(_probabilities(behaviour(seen[-1]), len(controls)))
+            try:
+                given = behaviour(seen[-1])
+            except Exception as error:  # a user's function may raise anything
+                raise ValueError(f"behaviour raised {type(error).__name__}: {error}") from error
+            propensities.append(_probabilities(given, len(controls)))
             actions.append(int(draw_actions(propensities[-1][None], rng.random(1))[0]))
             observation, reward, terminated, truncated, _ = env.step(controls[actions[-1]])
             seen.append(np.asarray(spaces.flatten(env.observation_space, observation), float))

@@ -41,6 +41,9 @@ def check_axes(**arrays: np.ndarray | None) -> None:
 
 def check_logs(logs: Logs) -> None:
     """Raise if the parts of logs do not fit together."""
+    for name in ("observations", "actions", "features"):
+        if getattr(logs, name) is None:
+            raise ValueError(f"{name} must be an array of numbers; got None")
     check_axes(**{name: getattr(logs, name) for name in AXES})
     candidates = real_numbers(
         "candidate_actions", logs.candidate_actions, ("actions", "controls"), finite=True
@@ -155,6 +158,8 @@ def named_actions(
     """Indices of actions that may be given by name, and the names; all that occur by default."""
     if actions.dtype.kind not in "OUT":
         return actions, names
+    if names is not None:
+        names = texts("action_names", names)
     if names is None:
         found = {action for action in actions.ravel().tolist() if isinstance(action, str)}
         if all(name.isdecimal() for name in found):

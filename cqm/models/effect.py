@@ -125,7 +125,7 @@ class EffectModel(Estimator):
             conditioning=conditioning,
             decoder_rank=decoder_rank,
             width=128,
-            training=training or Training(),
+            training=Training() if training is None else training,
             seed=seed,
         )
 

@@ -154,7 +154,7 @@ class World(abc.ABC):
     def step(self, states: States, controls: np.ndarray, noise: np.ndarray) -> Rollout:
         """Roll every state one step forward: controls `[n, controls]`, noise `[n, noise]`."""
         controls = real_numbers("controls", controls, ("n", "controls"))
-        noise = real_numbers("noise", noise, ("n", "noise"))
+        noise = real_numbers("noise", noise, ("...", "noise"))  # a world's own may have more axes
         return self.rollout(states, controls[:, None], noise[:, None])
 
     def __repr__(self) -> str:

@@ -158,7 +158,9 @@ def test_what_cannot_be_audited_is_refused():
     with pytest.raises(ValueError, match=r"seeds \[1, 2\]; audit each collection separately"):
         cqm.audit(combined[:5], world)
     assert cqm.audit(cqm.combine([first[:4], first[4:]]), world)
-    with pytest.raises(ValueError, match="families must be a whole number of at least 2; got 0"):
+    with pytest.raises(
+        ValueError, match="families must be a whole number of at least 2, or None; got 0"
+    ):
         cqm.audit(first, world, families=0)
     assert cqm.audit(first[:1], world)
 
@@ -309,10 +311,10 @@ def test_a_slice_is_audited_with_its_own_families(sound_set):
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"branches": 3}, TypeError, "branches must be Branches or their directory; got 3"),
+        ({"branches": 3}, ValueError, "branches must be Branches or their directory; got 3"),
         ({"branches": Path("nowhere")}, FileNotFoundError, "nowhere contains no branches"),
-        ({"world": "drift"}, TypeError, "world must be a World; got 'drift'"),
-        ({"families": 1.5}, ValueError, "families must be a whole number of at least 2; got 1.5"),
+        ({"world": "drift"}, ValueError, "world must be the world .*got 'drift'"),
+        ({"families": 1.5}, ValueError, "families must be a whole number of at least 2"),
         ({"families": True}, ValueError, "families must be a whole number .* got True"),
         ({"seed": -1}, ValueError, "seed must be a whole number of at least 0; got -1"),
     ],

@@ -203,7 +203,7 @@ def test_a_failing_policy_stops_the_collection():
     def act(observations, uniforms):
         raise RuntimeError("no policy today")
 
-    with pytest.raises(RuntimeError, match="no policy today"):
+    with pytest.raises(ValueError, match=r"policy .failing. raised RuntimeError: no policy today"):
         collect(spiral_world(), continuation=Policy("failing", act))
 
 
