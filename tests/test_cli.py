@@ -15,6 +15,7 @@ import pytest
 import cqm
 from cqm.branches import collect as collection
 from cqm.cli import main
+from cqm.models.checkpoint import Checkpoint
 
 
 def test_collect_then_audit(tmp_path, capsys):
@@ -412,12 +413,14 @@ def test_a_stopped_fit_says_what_is_in_its_checkpoint(tmp_path, capsys, monkeypa
     out = tmp_path / "model"
     world = cqm.load_world("cartpole-swingup")
     cqm.collect(world, states=30, horizon=2, out=tmp_path / "set")
+    write = Checkpoint.write
 
-    def interrupted(log, step, metrics):  # called as soon as a checkpoint is written
+    def interrupted(checkpoint, path):
+        write(checkpoint, path)
         raise KeyboardInterrupt
 
     args = ["fit", str(tmp_path / "set"), "--out", str(out), "--width", "4", "--updates", "500"]
-    monkeypatch.setattr("cqm.models.training_log.TrainingLog.write", interrupted)
+    monkeypatch.setattr(Checkpoint, "write", interrupted)
     assert main(args) == 130
     said = f"checkpoints are kept in {out} (effect: 250 updates); rerun the command to resume"
     assert capsys.readouterr().err.splitlines()[-1] == f"cqm: interrupted; {said}"
