@@ -1,7 +1,8 @@
 """Every regret and approximation bound of the paper as a function of its constants.
 
 Each function takes the quantities named in the statement (scalars, or arrays that broadcast) and
-returns the bound. Where the paper's constant can be improved, both forms are available.
+returns the bound. Where the paper's constant can be improved, the docstring gives both;
+`combined_regret` can return either.
 """
 
 from __future__ import annotations

@@ -214,7 +214,7 @@ class Calibration:
 
     @property
     def excess_error(self) -> float:
-        """Squared error in the expected effects, as a share of their size; 0 is perfect.
+        """Squared error against the expected effects, as a share of their size; 0 is perfect.
 
         The noise left in the mean of the draws is subtracted, so the value may fall below 0.
         """
@@ -227,7 +227,7 @@ class Calibration:
         return self._errors() / np.where(visible, self.size, np.nan)
 
     def unlearned(self, weights: np.ndarray) -> np.ndarray:
-        """Indices of features that queries `[..., features]` weigh but the model has not learned.
+        """Indices of features with weight in queries `[..., features]` that are not learned.
 
         Their excess error is above 0.5, and their weighted effects are at least 1% as large as
         those of the feature that matters most.
@@ -274,7 +274,7 @@ class Calibration:
         return cls(residuals, int(draws[0]), noise, size)
 
     def radius(self, weights: np.ndarray, confidence: float) -> float:
-        """Largest error of a query's contrasts in a state, with the given probability."""
+        """With the given probability, a bound on the errors of a query's contrasts in a state."""
         errors = self.residuals @ _of_features(weights, len(self.size))
         return _conformal(np.ptp(errors, axis=1), confidence)
 
@@ -325,7 +325,7 @@ class Verdict:
             return f"The best action is certain in {counted(num, 'state')}."
         if certain == 0:
             return f"The best action is not certain in any state; {regret}."
-        return f"The best action is certain in {certain} of {num} states; in the others, {regret}."
+        return f"The best action is certain in {certain} of {num} states; elsewhere, {regret}."
 
     def rows(self, most: int | None = None) -> list[dict[str, object]]:
         """The decisions as rows of a table; only the first `most` states if given."""
@@ -385,7 +385,7 @@ class Verdict:
 def query_radius(
     query: Query, calibration: Calibration, discount: float, horizon: int, confidence: float
 ) -> float:
-    """Largest error of a query's contrasts in a state, including its projection error."""
+    """A bound on the errors of a query's contrasts in a state, including its projection error."""
     query = single_query(query)
     instance("calibration", calibration, Calibration, "a Calibration, from decisions.calibrate")
     error = 0.0 if query.error is None else query.error.supremum
@@ -406,9 +406,10 @@ def certify(
 ) -> Verdict:
     """Choose an action for each state and bound its expected regret.
 
-    If every contrast is within the radius of its prediction, the best action is at most
-    max(0, radius − gap) better than the chosen one. A reward that is not linear in the features
-    adds 2·m_H·ε_r to the radius.
+    The radius bounds the errors of all contrasts (`Calibration.radius`), and the gap is the lead of
+    the chosen action over the second best. The best action is then at most max(0, radius − gap)
+    better than the chosen one. A reward that is not linear in the features adds 2·m_H·ε_r to the
+    radius; see `cqm.bounds.reward_projection_error`.
 
     Args:
         effects: Predicted effects `[n, actions, features]`, or `[actions, features]` for one state.

@@ -1,4 +1,4 @@
-"""Exact signed successor measures of a finite MDP, and the quantities derived from them.
+"""Exact successor measures of a finite MDP, their signed effects, and what follows from them.
 
 A family of measures is an array `[states, actions, events]`: the discounted mass that each event
 receives after each first action. Centring the actions axis with `cqm.quotient.center`, exactly as

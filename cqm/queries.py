@@ -248,8 +248,8 @@ class Query:
     ) -> np.ndarray:
         """Bound on the regret of the predicted best action, given the largest error of an effect.
 
-        This is `bounds.combined_regret` for these weights. `error` is an estimate, so the bound for
-        a projected reward is an estimate too.
+        This is `bounds.combined_regret` for these weights. The projection
+        error of a reward, `error`, is an estimate, so a bound that includes it is an estimate too.
 
         >>> float(Query([3.0, 4.0]).regret_bound(0.1, 0.95, 12))
         1.0

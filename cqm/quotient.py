@@ -452,7 +452,7 @@ def as_reference(reference: Reference, outcomes: Array) -> Array:
 
 
 def checked_num_actions(num_actions: int) -> int:
-    """A number of actions that can be compared."""
+    """The number of actions, checked: at least 2 are needed for a comparison."""
     return whole_number("num_actions", num_actions, least=2, most=MAX_ACTIONS)
 
 

@@ -121,9 +121,10 @@ def table():
     *chances, last = (f"{run.chance(domain):.2f}" for domain in run.domains)
     notes = (
         f"Means over {len(run.seeds)} seeds ({seeds[0]} to {seeds[-1]} for the rivals). A random "
-        f"choice scores {', '.join(chances)} and {last}. The best rival is the best of "
+        f"choice scores {', '.join(chances)} and {last}. The best rival, out of "
         f"{len({name.partition('+')[0] for name in rivals})} methods that predict futures or "
-        f"values instead of effects: {_places(best)} (\\* with its input preprocessed like ours)."
+        f"values instead of effects, is {_places(best)} "
+        "(\\* with its input preprocessed like ours)."
     )
     lines = (f"| {' | '.join(row)} |" for row in rows)
     return "\n".join([*lines, "", textwrap.fill(notes, 120)])
@@ -142,7 +143,12 @@ def _places(best):
         base, plus, _ = name.partition("+")
         star = r"\*" if plus else ""
         places.setdefault(METHODS[base].title, []).append(f"{domain_title(domain)}{star}")
-    return "; ".join(f"{title} on {', '.join(domains)}" for title, domains in places.items())
+    return _listed([f"{title} on {_listed(domains)}" for title, domains in places.items()])
+
+
+def _listed(words):
+    *others, last = words
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 def with_table(text):

@@ -271,7 +271,7 @@ def test_the_answers_of_a_calibrated_model_are_labelled(tmp_path, capsys):
     assert main([*query, "--confidence", "0.9"]) == 0
     printed = capsys.readouterr()
     [warning] = [line for line in printed.err.splitlines() if "warning" in line]
-    assert warning.startswith("cqm: warning: the query uses features that the model has not lea")
+    assert warning.startswith("cqm: warning: the query uses features that the model has learned")
     assert "cart_position (" in warning
     title, header, *rows, trust, meaning = printed.out.splitlines()
     assert title == "Best first action for -cart_position (linear in the features)"
@@ -358,7 +358,7 @@ def test_stopped_by_hand_it_says_how_to_continue(tmp_path):
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130
     kept = len(list((tmp_path / "b").glob("shard-*.json")))
-    said = f"{kept} of 5 shards are kept in {tmp_path / 'b'}; rerun the command to resume"
+    said = f"kept {kept} of 5 shards in {tmp_path / 'b'}; rerun the command to resume"
     if kept == 0:
         said = "nothing was kept; rerun the command to start again"
     assert err.splitlines()[-1] == f"cqm: interrupted; {said}"

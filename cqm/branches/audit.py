@@ -57,16 +57,16 @@ def audit(
     families: int | None = None,
     seed: int = 0,
 ) -> Report:
-    """Check a set of branches; the report is saved next to the manifest.
+    """Check a set of branches; for a set on disk, the report is saved next to the manifest.
 
-    Every state is accounted for, and every family's arms, later actions, noise and nuisance are
-    drawn again from the seed. What the simulator computed (outcome, first and step features,
-    observation) is replayed for k families, one from each of k equal stretches of the set. Changes
-    to a share p of the families are found with probability 1 − (1 − p)^k if they are scattered. If
-    they are contiguous, they are always found for p ≥ 2/k, and with probability about p·k for
-    p < 1/k. The states themselves are checked only in 2 to 8 blocks that are collected again from
-    the seed (about 65,000 steps in all). Half of these are blocks with dropped families, if there
-    are any.
+    The audit checks that every state is accounted for. It draws every family's arms, later actions,
+    noise and nuisance again from the seed and compares them. What the simulator computed (outcome,
+    first and step features, observation) is replayed for k families, one from each of k equal
+    stretches of the set. Changes to a share p of the families are found with probability 1 − (1 −
+    p)^k if they are scattered. If they are contiguous, they are always found for p ≥ 2/k, and with
+    probability about p·k for p < 1/k. The states themselves are checked only in 2 to 8 blocks that
+    are collected again from the seed (about 65,000 steps in all). Half of these are blocks with
+    dropped families, if there are any.
 
     Args:
         branches: The set to audit, or its directory.
@@ -277,7 +277,7 @@ def _collected_again(plan: Plan, branches: Branches, rng: np.random.Generator) -
                 f"shard {number} records {dict(stored)} as dropped; collecting again gave "
                 f"{dict(counts)}"
             )
-    what = f"{counted(len(blocks), 'block')} of {-(-plan.recipe.states // BLOCK)}"
+    what = f"{len(blocks)} of {counted(-(-plan.recipe.states // BLOCK), 'block')}"
     return Check(
         "blocks collected again from the seed are identical",
         not problems,

@@ -55,13 +55,11 @@ def _states(plan: Plan, shards: tuple[Shard, ...]) -> Check:
         if wrong:
             problems.append(f"{where} counts {wrong} as dropped; known reasons: {sorted(REASONS)}")
         elif len(index) + lost != num:
-            families_and = f"{counted(len(index), 'family')} and {lost:,} dropped"
-            problems.append(f"{where} has {families_and}, but {num:,} states")
+            counts_as = f"{counted(len(index), 'family')} and {lost:,} dropped states"
+            problems.append(f"{where} has {num:,} states, but {counts_as}")
         problems += [f"{where} {problem}" for problem in _incomplete(shard, needed)]
         families, dropped = families + len(index), dropped + lost
-    found = (
-        f"{counted(families, 'family')} and {dropped:,} dropped of {plan.recipe.states:,} states"
-    )
+    found = f"{plan.recipe.states:,} states: {counted(families, 'family')}, {dropped:,} dropped"
     return _check("every state has one family or is counted as dropped", problems, found)
 
 
@@ -124,16 +122,20 @@ def _sums(plan: Plan, shards: tuple[Shard, ...]) -> list[Check]:
         if plan.recipe.per_step:
             steps = shard.read("steps", rows)
             if not np.array_equal(first, steps[..., 0, :]):
-                problems.append(f"first of {where} is not the first of the steps")
+                problems.append(f"the first features of {where} are not those of the first step")
             if not np.array_equal(outcome, plan.recipe.discounted(steps)):
-                problems.append(f"outcome of {where} is not the discounted sum of the steps")
+                problems.append(f"the outcome of {where} is not the discounted sum of the steps")
         elif plan.recipe.horizon == 1 and not np.array_equal(outcome, first):
-            problems.append(f"outcome of {where} is not its only step")
+            problems.append(f"the outcome of {where} differs from the features of its only step")
         values = {**values, "outcome": outcome, "first": first}
         bad = [name for name, each in values.items() if not np.isfinite(each).all()]
         if bad:
             problems.append(f"{where} has values that are not finite in {', '.join(bad)}")
-    what = "outcome and first features agree with the steps" if plan.recipe.per_step else "finite"
+    what = (
+        "outcome and first features agree with the steps"
+        if plan.recipe.per_step
+        else "all values are finite"
+    )
     return [_check("stored values fit together", problems, what)]
 
 

@@ -130,7 +130,7 @@ def collect(
     if missing and len(missing) < plan.num_shards:
         complete = plan.num_shards - len(missing)
         num = counted(plan.num_shards, "shard")
-        say(f"Resuming: {complete} of {num} are complete", show_progress)
+        say(f"Resuming: {complete} of {num} complete", show_progress)
     with progress(what, planned, unit="states", show=show_progress) as advance:
         if cluster is None:
             simulated = _simulate_shards(plan, missing, threads, blocks_per_task, advance)

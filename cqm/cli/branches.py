@@ -59,7 +59,8 @@ class Collect:
     """Directory for the branches."""
     settings: tyro.conf.OmitArgPrefixes[_Settings] = field(default_factory=_Settings)
     nuisance: int = 0
-    """Dimension of the autonomous process mixed into the observations; the paper uses 64."""
+    """Dimension of the nuisance: a random process that no action affects, mixed into observations
+    and features (64 in the paper)."""
     mixing_seed: int = 0
     """Random seed for the mixing matrix; use the same one for training and held-out branches."""
     action_names: Annotated[tuple[str, ...], default("their indices")] = ()
@@ -102,8 +103,8 @@ class Collect:
         if not complete:
             return "nothing was kept; rerun the command to start again"
         return (
-            f"{complete} of {counted(planned, 'shard')} are kept in {self.out}; rerun the command "
-            "to resume"
+            f"kept {complete} of {counted(planned, 'shard')} in {self.out}; rerun the command to "
+            "resume"
         )
 
 

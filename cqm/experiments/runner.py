@@ -187,7 +187,7 @@ def _say_what_is_there(directory: Path, found: Sequence[Record], show: bool | No
             say(f"running {_name(record.job)} again: {record.problem}", show)
     if others := [record.job for record in found if record.status == "other code"]:
         say(
-            f"{counted(len(others), 'job')} kept that other code made: {names(others)}; to run "
+            f"kept {counted(len(others), 'job')} run with different code: {names(others)}; to run "
             "them again, delete their records or choose another directory",
             show,
         )

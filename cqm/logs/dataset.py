@@ -265,8 +265,8 @@ class Logs:
                 actions, which are kept as propensities; uniform by default.
             candidate_actions: `[actions, controls]`; by default all actions of a Discrete space.
             action_names: Their names; by default those of the world, or else their indices.
-            stride: Steps between the windows of an episode; by default the horizon, so that they
-                do not overlap.
+            stride: Steps between the starts of consecutive windows; by default the horizon, so that
+                the windows do not overlap.
             discount: Discount factor of the outcome.
             world: A world made from the same environment; the logs take its identity and names,
                 and its branches can calibrate a model.
@@ -309,7 +309,7 @@ class Logs:
             tolerance: Largest distance between a logged action and its candidate. With a large
                 tolerance, a candidate's effect is an average over the actions near it.
             trajectories: Maximum number of windows; all by default.
-            stride: Steps between the windows of an episode; by default the horizon.
+            stride: Steps between the starts of consecutive windows; by default the horizon.
             discount: Discount factor of the outcome.
             continuation: Law of the later actions; see `Logs.from_arrays`.
             world: A world made from the same environment; see `Logs.from_gymnasium`.
@@ -410,7 +410,7 @@ class Logs:
     def known_families(self) -> Families:
         """The families of branches that these logs were made from; none for other logs.
 
-        For logs saved before version 0.3 only the seed is known, so all families of that seed are
+        Logs saved by version 0.2 or earlier store only the seed, so all families of that seed are
         returned. Such logs are recognised by their warm-up, which only logs from branches have.
         """
         if self.families is not None:

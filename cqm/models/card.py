@@ -102,12 +102,15 @@ def _training(name: str, record: dict[str, Any]) -> str:
 def _scores(calibration: Calibration | None, feature_names: Sequence[str]) -> list[str]:
     if calibration is None:
         return ["not calibrated, so its error is unknown; measure it with `calibrate`"]
-    states = f"on {len(calibration.residuals):,} held-out states with {calibration.draws} draws"
+    states = (
+        f"on {len(calibration.residuals):,} held-out states with {calibration.draws} draws each"
+    )
     lines = [
-        f"excess error {calibration.excess_error:.4g} {states}: squared error of the expected "
-        "effects relative to their size; 0 is perfect, 1 is no better than predicting no effect",
+        f"excess error {calibration.excess_error:.4g} {states}: squared error of the predictions "
+        "against the expected effects, relative to the size of those effects; 0 is perfect, 1 is "
+        "no better than predicting no effect",
         f"normalised squared error against single draws {calibration.nmse:.4g}; no model can score "
-        f"below {calibration.noise_floor:.4g}, the part of it that is noise",
+        f"below {calibration.noise_floor:.4g}, the share that is due to noise",
     ]
     errors = dict(zip(feature_names, calibration.feature_errors, strict=False))
     known = sorted((n for n in errors if not math.isnan(errors[n])), key=errors.__getitem__)

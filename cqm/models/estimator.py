@@ -352,8 +352,8 @@ class Estimator(Parameters, abc.ABC):
                 f"{self.feature_names[i]} (excess error {errors[i]:.2g})" for i in unlearned
             )
             warnings.warn(
-                f"the query uses features that the model has not learned: {names}; 0 is perfect, "
-                "and 1 is no better than predicting no effect",
+                f"the query uses features that the model has learned poorly: {names}; an excess "
+                "error of 0 is perfect, 1 is no better than predicting no effect",
                 stacklevel=3,
             )
 

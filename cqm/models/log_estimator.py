@@ -68,7 +68,9 @@ class LogEstimator(Estimator):
                     "logs, or estimate all directions, including the noise, with weighting=False",
                     stacklevel=2,
                 )
-            self.notes_.append(f"{note}; effects in all other directions are set to zero")
+            if len(subspace) < num_features:
+                note += "; effects in all other directions are set to zero"
+            self.notes_.append(note)
         conditioning: Literal["effect", "whiten"] = "effect" if self.weighting else "whiten"
         basis = subspace.measures if logs.features_are_next_observation else None
         inputs = input_coordinates(conditioning, logs.observations, basis)

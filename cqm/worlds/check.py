@@ -57,11 +57,11 @@ def check_world(
     bit for bit, whatever was simulated in between, in any order, at any batch size and on any
     thread.
 
-    By default about 12,000 steps are simulated twice, so randomness that the noise does not explain
-    is found with probability 1 − (1 − p)^12,000 if it enters a share p of the steps: 99.99 % for
-    one step in 1,300. The rollouts have 64 steps, and half of the states are reached by a warm-up
-    of 20 steps. Problems that appear only later, in rarer states, on another machine or after more
-    calls are not detected.
+    By default about 12,000 simulated steps are compared with a first rollout, so randomness that
+    the noise does not explain is found with probability 1 − (1 − p)^12,000 if it enters a share p
+    of the steps: 99.99 % for one step in 1,300. The rollouts have 64 steps, and half of the states
+    are reached by a warm-up of 20 steps. Problems that appear only later, in rarer states, on
+    another machine or after more calls are not detected.
 
     Args:
         world: The world to check, or its name.
@@ -159,4 +159,4 @@ def _drawn_from(before: tuple[object, ...]) -> str:
     ]
     if not used:
         return ""
-    return f"{' and '.join(used)} was drawn from or seeded; use the generator and noise given"
+    return f"the world drew from or seeded {' and '.join(used)}; use the generator and noise given"

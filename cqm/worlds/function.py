@@ -77,14 +77,15 @@ class FunctionWorld(World):
 
     The functions are always called on `block_size` rows; the last block is padded with copies of
     its own rows. The rounding of a matrix product or of compiled code depends on the number of
-    rows, and a branch must not depend on the other branches in its batch. For the same reason one
-    JAX program serves every horizon. The functions receive copies, so they may work in place.
+    rows, and a branch must not depend on the other branches in its batch. One JAX
+    program serves every horizon, because different programs may round differently. The functions
+    receive copies, so they may work in place.
 
     A row with a NaN in its state or a non-finite feature ends with `Status.NOT_FINITE`; a row on
     which a function raises an exception ends with `Status.RAISED`. Other rows are unaffected.
 
-    Functions that only handle one state at a time are reported, with what to change, by
-    `check_world` and by the first use of the world.
+    If a function handles only one state at a time, `check_world` and the first use of the world say
+    what to change.
 
     Args:
         step: `(state, action, exogenous) -> next state`. A state is an array `[n, ...]` or a dict

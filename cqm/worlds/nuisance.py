@@ -23,7 +23,7 @@ _BLOCK = 256  # rows per matrix product, because its rounding depends on their n
 
 @dataclass(frozen=True)
 class Nuisance:
-    """Parameters of the autonomous process and of its mixing.
+    """A nuisance: a random process that no action affects, mixed into observations and features.
 
     The process runs in single precision, which halves its storage. It is mixed in double
     precision, so that a shared path cancels exactly.

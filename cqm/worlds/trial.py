@@ -69,7 +69,8 @@ class Trial:
         if got.shape == expected.shape and np.any(ok != (result.status == Status.OK)):
             differ = np.sum(ok != (result.status == Status.OK))
             return (
-                f"{differ} of {len(rows)} branches {what} fail where they did not, or the reverse"
+                f"{differ} of {len(rows)} branches {what} failed, unlike in the first rollout, or "
+                "vice versa"
             )
         return _difference(f"features {what}", expected[ok, : got.shape[1]], got[ok])
 

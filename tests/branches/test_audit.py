@@ -184,12 +184,12 @@ COUNTED, INPUTS = "every state has one family or is counted as dropped", "inputs
 REPLAYED, FITS = "stored families replay bit for bit", "stored values fit together"
 AGAIN, MANIFEST = "blocks collected again from the seed", "manifest fits the world"
 CAUGHT_BY = {
-    "deleted families": (COUNTED, "shard 1 has 505 families and 4 dropped, but 512 states"),
+    "deleted families": (COUNTED, "shard 1 has 512 states, but 505 families and 4 dropped states"),
     "a family twice": (COUNTED, "shard 1 has state 516 more than once"),
     "deleted and counted as dropped": (AGAIN, "index"),
     "families in another order": (COUNTED, "shard 1 is not sorted by state"),
-    "too many counted as dropped": (COUNTED, "but 512 states"),
-    "dropped for another reason": (AGAIN, "counts {'diverged': 4} as dropped, got {'not finite'"),
+    "too many counted as dropped": (COUNTED, "has 512 states, but"),
+    "dropped for another reason": (AGAIN, "records {'diverged': 4} as dropped; collecting"),
     "an index outside its shard": (COUNTED, "which is not one of its own"),
     "tampered steps in one shard": (FITS, "outcome of block 4 in shard 2 is not the discounted"),
     "tampered steps and sums": (REPLAYED, "differ in first, outcome, steps"),
@@ -274,7 +274,7 @@ def test_changed_outcomes_are_found_at_the_stated_rates(rows, least, long_set, t
 
 def test_several_blocks_are_collected_again(long_set):
     report = cqm.audit(long_set, drift_world(features=None))
-    assert "8 blocks of 20" in str(report)
+    assert "8 of 20 blocks" in str(report)
     assert "64 families replayed" in report.title
 
 
@@ -330,7 +330,7 @@ def test_failed_branches_do_not_enter_the_variance():
         warnings.simplefilter("ignore")  # of dropped families
         branches = cqm.collect(world, states=300, horizon=6, warmup=(0, 0))
     assert sum(branches.dropped.values()) > 50
-    name = "an independent continuation would add twice the covariance"
+    name = "separate continuations per branch add the predicted variance"
     finding = findings(cqm.audit(branches, world))[name]
     assert finding.passed
     assert "standard errors apart" in finding.detail

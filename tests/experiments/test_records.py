@@ -166,13 +166,15 @@ def test_records_of_other_code_are_kept_and_marked(finished, capsys):
     run(finished)
     assert [job["nuisance"] for job in DONE] == [0]
     said = capsys.readouterr().err
-    assert "2 jobs kept that other code made: domain walker-walk, nuisance 64" in said
+    assert "kept 2 jobs run with different code: domain walker-walk, nuisance 64" in said
     assert "delete their records or choose another directory" in said
     summary = report.write(finished)
-    assert "2 jobs made by other code than the rest of these tables: uniform logs" in summary
+    assert "2 jobs run with different code from the rest of these tables: uniform logs" in summary
     page = (finished / "report.html").read_text()
-    assert "2 jobs made by other code." in page
-    assert "<td>made by other code than the rest of these tables</td><td>Walker, seed 7" in page
+    assert "2 jobs run with different code." in page
+    assert (
+        "<td>run with different code from the rest of these tables</td><td>Walker, seed 7" in page
+    )
 
 
 def test_missing_jobs_are_listed(finished):
@@ -197,7 +199,7 @@ def test_results_without_their_records_know_their_code(finished, tmp_path_factor
         shutil.copy(path, published)
     assert [state["code"] for state in results.load(published).jobs] == ["today"] * 3
     assert main(["report", str(published)]) == 0
-    assert "3 jobs made by other code than is installed" in capsys.readouterr().err
+    assert "3 jobs run with other code than is now installed" in capsys.readouterr().err
     assert len(studies.made_by_other_code(published)) == 3
 
 

@@ -12,8 +12,8 @@ from cqm.experiments.scores import domain_title, title_of
 MEANING: dict[Status, str] = {
     "missing": "missing: not run yet, or failed",
     "damaged": "left out: the record is damaged",
-    "other code": "made by other code than the rest of these tables",
-    "unknown code": "made by code that was not recorded",
+    "other code": "run with different code from the rest of these tables",
+    "unknown code": "run with code that was not recorded",
 }
 """States that a reader should know of, in words."""
 _SHOWN = 5  # groups of jobs that the terminal names
@@ -45,8 +45,8 @@ def sentence(results: Results) -> str:
     nums = {status: len(results.with_status(status)) for status in MEANING}
     words: dict[Status, str] = {
         "damaged": "left out because the record is damaged",
-        "other code": "made by other code",
-        "unknown code": "made by code that was not recorded",
+        "other code": "run with different code",
+        "unknown code": "run with code that was not recorded",
     }
     parts = [f"{counted(nums[s], 'job')} {text}" for s, text in words.items() if nums[s]]
     return f"{', '.join(parts)}." if parts else ""
