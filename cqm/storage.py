@@ -411,8 +411,6 @@ def append_line(path: str | Path, value: Any) -> None:
 def read_json(path: str | Path, *, repair: str = "") -> dict[str, Any]:
     """Read a JSON object from a file; `repair` is added to the message if it is damaged."""
     advice = f"; {repair}" if repair else ""
-    if Path(path).exists() and not Path(path).is_file():  # reading from a pipe would wait forever
-        raise DamagedFileError(f"{path} must be a file; it is a directory or a pipe{advice}")
     try:
         with open_regular(path) as file:
             text = file.read().decode()

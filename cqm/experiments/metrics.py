@@ -145,6 +145,8 @@ def excess_error(predicted: np.ndarray, effects: np.ndarray) -> float:
         predicted: `[n, actions, features]`.
         effects: Two or more draws of the true effects, `[n, draws, actions, features]`.
     """
+    if not np.isfinite(predicted).all():  # a prediction that overflowed has no score
+        return float(np.nan)
     return Calibration.from_draws(predicted, effects).excess_error
 
 

@@ -128,7 +128,7 @@ def read_model(directory: str | Path) -> tuple[dict[str, Any], dict[str, np.ndar
 def model_directory(path: str | Path) -> Iterator[Path]:
     """The directory of a model, temporarily unpacked if it is a zip archive."""
     path = checked_path("path", path)
-    if path.suffix != ".zip" or not path.is_file():
+    if path.suffix != ".zip" or path.is_dir():
         yield path
         return
     with tempfile.TemporaryDirectory() as unpacked:

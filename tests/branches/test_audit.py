@@ -305,7 +305,7 @@ def test_a_slice_is_audited_with_its_own_families(sound_set):
     report = cqm.audit(cqm.Branches.open(sound_set)[700:720], set_world())
     assert report, str(report)
     assert "20 families replayed" in report.title
-    assert "1 block of 5" in str(report)
+    assert "1 of 5 blocks" in str(report)
 
 
 @pytest.mark.parametrize(

@@ -149,7 +149,7 @@ def test_a_shard_that_keeps_failing_is_reported_at_the_end(tmp_path, cluster, sm
     with pytest.raises(RuntimeError) as caught:
         cqm.collect(world, out=out, cluster="auto", **SETTINGS)
     message = str(caught.value)
-    assert message.startswith("1 shards failed after 3 retries; the others were written; rerun the")
+    assert message.startswith("1 shard failed after 3 retries; the others were written; rerun the")
     assert "shard 7: ValueError: no states today" in message
     assert begun(tmp_path) == before + 7 + 4
     written = contents(out)

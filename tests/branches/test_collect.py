@@ -73,7 +73,7 @@ def still_states(num, rng):
 def test_many_dropped_families_are_told_with_their_reasons(tmp_path):
     world = plane_world(step=fragile_step, initial=still_states)
     lost = int((still_states(256, stream(0, 0, 0))[:, 0] > 1.28).sum())
-    message = f"{lost} of 256 families of 'plane' were dropped: {lost} raised"
+    message = f"{lost} of 256 families of 'plane' were dropped: {lost} raised an exception"
     raised = ", for example RuntimeError('the shelf broke')"
     for out in (None, tmp_path):
         with pytest.warns(DroppedWarning) as caught:
@@ -420,7 +420,7 @@ def test_another_configuration_is_refused(tmp_path, small_shards, world, setting
         ({"arms": [(0, 1)]}, r"not connected: components \(0, 1\), \(2,?\)"),
         (
             {"continuation": "random"},
-            "'random' is the name of a policy.* 'uniform' or 3 probabilities",
+            "'random' names a policy.* 'uniform' or 3 probabilities",
         ),
         ({"continuation": (0.5, 0.5)}, r"3 probabilities that sum to 1; got \(0.5, 0.5\)"),
         ({"continuation": (0.5, 0.6, 0.0)}, "3 probabilities that sum to 1; got "),
@@ -499,7 +499,9 @@ def test_progress_is_shown_where_it_is_wanted(tmp_path, small_shards, capsys):
     # Only what is missing counts.
     (tmp_path / "told" / "shard-00001.json").unlink()
     collect(plane_world(), tmp_path / "told", show_progress=True)
-    assert capsys.readouterr().err.startswith("collecting plane: 0/256 states")
+    resumed, first, *_ = capsys.readouterr().err.splitlines()
+    assert resumed == "Resuming: 2 of 3 shards complete"
+    assert first == "collecting plane: 0/256 states"
     collect(plane_world(), tmp_path / "told", show_progress=True)
     assert capsys.readouterr() == ("", "")
     collect(plane_world(), show_progress=True)  # in memory

@@ -105,9 +105,9 @@ def test_a_continuation_answers_what_callers_ask(given, law, open_loop, text):
 
 @pytest.mark.parametrize("continuation", [Continuation.of(PUSH), Continuation("push")])
 def test_a_policy_s_name_is_not_taken_for_the_uniform_law(continuation):
-    with pytest.raises(ValueError, match="'push' is the name of a policy"):
+    with pytest.raises(ValueError, match="'push' names a policy"):
         continuation.draw(np.array([0.1, 0.9]), 3)
-    with pytest.raises(ValueError, match="'push' is the name of a policy"):
+    with pytest.raises(ValueError, match="'push' names a policy"):
         continuation.probabilities(3)
 
 
