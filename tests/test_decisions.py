@@ -97,7 +97,8 @@ def test_a_verdict_prints_its_answers_by_name():
         "state  best  second best  lead  95% interval  answer       regret at most",
         "0      idle  charge       2     [-1, 5]       cannot tell  1",
         "1      idle  charge       4     [1, 7]        certain      0",
-        "The best action is certain in 1 of 2 states; elsewhere, the regret of the chosen action is",
+        "The best action is certain in 1 of 2 states; elsewhere, the regret of the chosen action "
+        "is",
         "at most 1.",
         "The intervals and the bounds on the regret hold with 95% confidence over states like the",
         "99 calibration states, not for each state separately.",

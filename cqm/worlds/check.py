@@ -5,14 +5,16 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from numbers import Integral
 
 import numpy as np
 
+from cqm.arguments import instance, whole_number, whole_number_or_none
 from cqm.names import checked_action_names
 from cqm.worlds.contract import NOT_VECTORISED, VECTORISE, World
 from cqm.worlds.identity import stored_identity
 from cqm.worlds.trial import STATES, start_trial
+
+_MOST = 10_000  # states or steps that a check may take
 
 
 @dataclass(frozen=True)
@@ -74,13 +76,10 @@ def check_world(
         from cqm.worlds.loading import load_world
 
         world = load_world(world)
-    if not isinstance(world, World):
-        raise TypeError(f"world must be a World or the name of one; got {world!r:.80}")
-    for name, value, least in (("num", num, 1), ("horizon", horizon, 1), ("seed", seed, 0)):
-        if value is None and name == "horizon":
-            continue
-        if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
-            raise ValueError(f"{name} must be a whole number of at least {least}; got {value!r}")
+    instance("world", world, World, "a World or the name of one")
+    whole_number("num", num, least=1, most=_MOST)
+    whole_number_or_none("horizon", horizon, least=1, most=_MOST)
+    whole_number("seed", seed, least=0)
 
     checks: list[Check] = []
     globals_before = _global_generators()

@@ -70,7 +70,9 @@ def test_branches_of_the_same_environment_calibrate_a_model_of_logs(tmp_path, ca
     model = ResidualModel().fit(logs)
     branches = cqm.collect(world, states=20, horizon=3, draws=16, warmup=(0, 5), threads=1)
     assert model.calibrate(branches).calibration_.excess_error < 0.1
-    with pytest.raises(ValueError, match=r"calibration branches have horizon 2; .* fitted with horizon 3"):
+    with pytest.raises(
+        ValueError, match=r"calibration branches have horizon 2; .* fitted with horizon 3"
+    ):
         model.calibrate(cqm.collect(world, states=4, horizon=2, draws=16, threads=1))
     model.save(tmp_path)  # with what is unknown
     assert ResidualModel.load(tmp_path).recipe_ == model.recipe_

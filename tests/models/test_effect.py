@@ -136,7 +136,7 @@ def test_held_out_families_choose_the_network_and_the_time_to_stop(branches):
     record = model.training_["effect"]
     assert model.num_examples_ == 70
     assert record["updates_made"] < 1500
-    assert f"best validation loss {record['validation_loss']:.4g}" in model.summary()
+    assert f"lowest validation loss, {record['validation_loss']:.4g}" in model.summary()
 
     def loss(model):
         held_out = few[70:]
@@ -207,7 +207,7 @@ def test_an_interrupted_second_fit_forgets_the_first(branches, held_out, monkeyp
         model.fit(branches[:50])
     with pytest.raises(ValueError, match="the model is not fitted"):
         model.effect(held_out.observations)
-    with pytest.raises(ValueError, match="no calibration"):
+    with pytest.raises(ValueError, match="the model is not fitted"):
         model.certify(held_out.observations, Query(np.ones(11)))
 
 
@@ -287,7 +287,7 @@ def test_queries_rank_and_act(unrolled, world, held_out):
 def test_certificates_hold_on_other_states(unrolled, world, held_out):
     unrolled = copy.copy(unrolled)  # the fixture is shared, and stays uncalibrated
     with pytest.raises(ValueError, match="no calibration"):
-        EffectModel().certify(held_out.observations, Query.named({"angle": 1.0}, world))
+        unrolled.certify(held_out.observations, Query.named({"angle": 1.0}, world))
     calibration, test = held_out.split(100)
     unrolled.calibrate(calibration)
     expected = test.effects().mean(axis=1)
@@ -365,7 +365,7 @@ def test_calibration_must_be_of_the_same_world_and_recipe(direct, world):
     with pytest.raises(ValueError, match=r"from another world:\n  nuisance.seed: 1 -> 2"):
         direct.calibrate(branches)
     branches = cqm.collect(world, states=20, draws=16, horizon=5, warmup=(0, 0), seed=2)
-    with pytest.raises(ValueError, match="have horizon 5; the model learned from 6"):
+    with pytest.raises(ValueError, match="have horizon 5; the model was fitted with horizon 6"):
         direct.calibrate(branches)
 
 

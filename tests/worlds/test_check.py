@@ -398,10 +398,14 @@ def test_a_world_may_be_given_by_name():
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"world": 3}, TypeError, "world must be a World or the name of one; got 3"),
-        ({"num": 0}, ValueError, "num must be a whole number of at least 1; got 0"),
-        ({"num": 1.5}, ValueError, "num must be a whole number of at least 1; got 1.5"),
-        ({"horizon": True}, ValueError, "horizon must be a whole number of at least 1; got True"),
+        ({"world": 3}, ValueError, "world must be a World or the name of one; got 3"),
+        ({"num": 0}, ValueError, "num must be a whole number in \\[1, 10000\\]; got 0"),
+        ({"num": 1.5}, ValueError, "num must be a whole number in \\[1, 10000\\]; got 1.5"),
+        (
+            {"horizon": True},
+            ValueError,
+            "horizon must be a whole number in \\[1, 10000\\], or None; got True",
+        ),
         ({"seed": -1}, ValueError, "seed must be a whole number of at least 0; got -1"),
     ],
 )
