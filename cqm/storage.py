@@ -438,7 +438,12 @@ def _finite(text: str) -> float:
 
 def open_regular(path: str | Path) -> BufferedReader:
     """Open a file to read; a directory, pipe or device in its place is refused, not waited for."""
-    file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    except FileNotFoundError:
+        raise
+    except OSError as error:  # no permission, or a loop of symbolic links
+        raise DamagedFileError(f"{path} cannot be read: {error.strerror}") from error
     if not stat.S_ISREG(os.fstat(file).st_mode):
         os.close(file)
         raise DamagedFileError(f"{path} must be a file; got a directory, pipe or device")

@@ -381,6 +381,14 @@ def test_what_is_no_file_is_not_opened(tmp_path, make):
             read(path)
 
 
+def test_a_loop_of_links_is_refused(tmp_path):
+    path = tmp_path / "x"
+    path.symlink_to(path)
+    for read in (storage.read_json, storage.sha256, storage.read_arrays):
+        with pytest.raises(DamagedFileError, match=r"x cannot be read: Too many levels"):
+            read(path)
+
+
 def test_arrays_of_a_description_that_is_not_theirs_are_refused(tmp_path):
     class Entries(msgspec.Struct):
         sha256: str

@@ -221,7 +221,8 @@ def _trial(materials, rng, directory):
     if ended.crash:
         return Result(what, "crashed", ended.crash)
     if ended.raised is not None:
-        failure = "" if ended.raised.ours else str(ended.raised)
+        said = ended.raised.explained or ended.raised.kind == "ReportedError"
+        failure = "" if said else str(ended.raised)
         return Result(what, "unexplained" if failure else "refused", failure)
     if name == "observations":
         return Result(what, "harmless")

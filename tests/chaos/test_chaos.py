@@ -11,7 +11,8 @@ import pytest
 from chaos.report import NUMBERS, PAGE, with_table
 
 TESTS = Path(__file__).parents[1]
-SAMPLED = ("kills", "damage", "rivals", "full_disk", "wrong", "unusual")
+SAMPLED = ("kills", "damage", "api", "commands", "malicious", "rivals", "full_disk", "wrong")
+SAMPLED += ("unusual",)
 
 
 @pytest.fixture(scope="module")
