@@ -615,6 +615,7 @@ def _explained(error: OSError, path: Path) -> OSError:
         errno.EROFS: "the file system is read-only; choose another directory",
         errno.EACCES: "no permission; change the directory's permissions or choose another",
         errno.EPERM: "no permission; change the directory's permissions or choose another",
+        errno.EISDIR: "a directory is in its place; remove it or choose another directory",
         errno.EEXIST: "part of the path is a file; choose another directory",
         errno.ENOTDIR: "part of the path is a file; choose another directory",
     }.get(error.errno or 0, "nothing was written; rerun the command")

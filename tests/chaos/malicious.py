@@ -221,7 +221,7 @@ def _trial(materials, rng, directory):
     if ended.crash:
         return Result(what, "crashed", ended.crash)
     if ended.raised is not None:
-        said = ended.raised.explained or ended.raised.kind == "ReportedError"
+        said = ended.raised.ours or ended.raised.kind == "ReportedError"
         failure = "" if said else str(ended.raised)
         return Result(what, "unexplained" if failure else "refused", failure)
     if name == "observations":
