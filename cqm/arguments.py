@@ -146,6 +146,20 @@ def text(name: str, value: Any) -> str:
     return value
 
 
+def different_texts(name: str, value: Any) -> tuple[str, ...]:
+    """Several names of which no two are the same, as a tuple.
+
+    >>> different_texts("feature_names", ["x", "y", "x"])
+    Traceback (most recent call last):
+    ValueError: feature_names must be different names; got 'x' more than once
+    """
+    found = texts(name, value)
+    for i, each in enumerate(found):
+        if each in found[:i]:
+            raise ValueError(f"{name} must be different names; got {each!r} more than once")
+    return found
+
+
 def texts(name: str, value: Any) -> tuple[str, ...]:
     """Several names, as a tuple."""
     if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):

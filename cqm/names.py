@@ -38,6 +38,7 @@ def checked_action_names(given: Sequence[str] | None, num: int) -> tuple[str, ..
     if given is None:
         return numbered(num)
     listed = isinstance(given, Iterable) and not isinstance(given, str | Mapping)
+    listed = listed and getattr(given, "ndim", 1) == 1
     names = tuple(given) if listed else ()
     sound = listed and all(isinstance(name, str) and name.strip() for name in names)
     if not sound or len(set(names)) != num or len(names) != num:

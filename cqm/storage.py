@@ -440,7 +440,7 @@ def open_regular(path: str | Path) -> BufferedReader:
     """Open a file to read; a directory, pipe or device in its place is refused, not waited for."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise
     except OSError as error:  # no permission, or a loop of symbolic links
         raise DamagedFileError(f"{path} cannot be read: {error.strerror}") from error

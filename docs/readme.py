@@ -143,7 +143,7 @@ def _places(best):
         base, plus, _ = name.partition("+")
         star = r"\*" if plus else ""
         places.setdefault(METHODS[base].title, []).append(f"{domain_title(domain)}{star}")
-    return _listed([f"{title} on {_listed(domains)}" for title, domains in places.items()])
+    return ", and ".join(f"{title} on {_listed(names)}" for title, names in places.items())
 
 
 def _listed(words):

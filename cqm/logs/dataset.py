@@ -218,7 +218,10 @@ class Logs:
         branches.require_all_arms()
         observations, num = branches.observations, len(branches)
         if callable(propensities):
-            propensities = propensities(observations)
+            try:
+                propensities = propensities(observations)
+            except Exception as error:  # a user's function may raise anything
+                raise ValueError(f"propensities raised {type(error).__name__}: {error}") from error
         if propensities is None:
             propensities = np.full(branches.num_actions, 1 / branches.num_actions)
         rows = propensity_rows(propensities, num, branches.num_actions)

@@ -17,13 +17,13 @@ import numpy.typing as npt
 
 from cqm.arguments import (
     choice,
+    different_texts,
     flag,
     function,
     generator,
     real_numbers,
     shown,
     text,
-    texts,
     whole_number,
 )
 from cqm.names import checked_action_names
@@ -493,7 +493,7 @@ def _finite(source: str, values: npt.ArrayLike, min_rows: int) -> np.ndarray:
 def _names(kind: str, names: Sequence[str] | None, width: int) -> tuple[str, ...]:
     """The given names, or numbered ones."""
     default = [f"{kind}_{i}" for i in range(width)]
-    names = default if names is None else texts(f"{kind}_names", names)
+    names = default if names is None else different_texts(f"{kind}_names", names)
     if len(names) != width:
         raise ValueError(f"{kind}_names has {len(names)} names, but there are {width} {kind}s")
     return tuple(names)
