@@ -227,7 +227,7 @@ class Calibration:
         return self._errors() / np.where(visible, self.size, np.nan)
 
     def unlearned(self, weights: np.ndarray) -> np.ndarray:
-        """Indices of features with weight in queries `[..., features]` that are not learned.
+        """Indices of poorly learned features that have weight in the queries, `[..., features]`.
 
         Their excess error is above 0.5, and their weighted effects are at least 1% as large as
         those of the feature that matters most.
@@ -300,6 +300,7 @@ class Verdict:
     action_names: tuple[str, ...]
     query: str  # the reward, in words
     meaning: str  # what "best" means, in one sentence
+    projected: bool = False  # whether the reward is only approximately linear in the features
 
     @property
     def best(self) -> tuple[str, ...]:
@@ -309,10 +310,11 @@ class Verdict:
     @property
     def trust(self) -> str:
         """What the confidence means, in one sentence."""
+        sampled = "If no event has a larger projection error than those sampled, the"
         return (
-            f"The intervals and the bounds on the regret hold with {self._percent} confidence over "
-            f"states like the {self.calibration_states} calibration states, not for each state "
-            "separately."
+            f"{sampled if self.projected else 'The'} intervals and the bounds on the regret hold "
+            f"with {self._percent} confidence over states like the {self.calibration_states} "
+            "calibration states, not for each state separately."
         )
 
     def summary(self) -> str:
@@ -448,6 +450,7 @@ def certify(
         action_names=checked_action_names(action_names, effects.shape[-2]),
         query=str(query),
         meaning=meaning_of_best(discount, horizon, continuation),
+        projected=query.error is not None,
     )
 
 

@@ -143,7 +143,7 @@ def pairwise_loss(predicted: Array, outcomes: Array, reference: Reference = None
     """Mean over states of ½ Σ_ab ρ(a)ρ(b) ‖predicted differences − outcome differences‖².
 
     Equal to `centered_loss` for every reference (eq. center-pairwise-identity), but without
-    centring; `edge_loss` is the same loss on a subset of the pairs.
+    centring. `edge_loss` averages over a subset of the pairs, without weights.
 
     >>> float(pairwise_loss([[0.0], [2.0]], [[5.0], [9.0]]))
     1.0
@@ -181,7 +181,7 @@ class EffectSpectrum:
     pointwise_bound: int  # upper bound on the rank of a single state's effects
 
     def rank(self, *, tolerance: float | None = None) -> int:
-        """Dimension of the global span; energies below `tolerance` × the largest are ignored."""
+        """Rank of the pooled effects; energies below `tolerance` × the largest are ignored."""
         given = None if tolerance is None else number("tolerance", tolerance, least=0)
         tolerance = resolution(self.energies) ** 2 if given is None else given
         return int(np.sum(np.asarray(self.energies) > tolerance * float(self.energies[0])))

@@ -121,10 +121,10 @@ def table():
     *chances, last = (f"{run.chance(domain):.2f}" for domain in run.domains)
     notes = (
         f"Means over {len(run.seeds)} seeds ({seeds[0]} to {seeds[-1]} for the rivals). A random "
-        f"choice scores {', '.join(chances)} and {last}. The best rival, out of "
+        f"choice scores {', '.join(chances)} and {last}. The best rival is the best of "
         f"{len({name.partition('+')[0] for name in rivals})} methods that predict futures or "
-        f"values instead of effects, is {_places(best)} "
-        "(\\* with its input preprocessed like ours)."
+        f"values instead of effects: {_places(best)}. A star marks a method whose input is "
+        "preprocessed like ours."
     )
     lines = (f"| {' | '.join(row)} |" for row in rows)
     return "\n".join([*lines, "", textwrap.fill(notes, 120)])
@@ -143,7 +143,7 @@ def _places(best):
         base, plus, _ = name.partition("+")
         star = r"\*" if plus else ""
         places.setdefault(METHODS[base].title, []).append(f"{domain_title(domain)}{star}")
-    return ", and ".join(f"{title} on {_listed(names)}" for title, names in places.items())
+    return "; ".join(f"{title} on {_listed(names)}" for title, names in places.items())
 
 
 def _listed(words):

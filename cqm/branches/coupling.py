@@ -64,8 +64,8 @@ def nuisance_variance(plan: Plan, sample: Branches, rng: np.random.Generator) ->
             "separate nuisance paths per branch add the predicted variance",
             bool(p_value > FALSE_ALARMS),
             f"{added:.3f} measured, {predicted:.3f} predicted, {deviation:.1f} standard errors "
-            f"apart; once amplified, {nuisance.amplitude**2 * added / max(effect, 1e-300):.3g} "
-            "times the variance of the effects",
+            f"apart; after amplification, the added variance is "
+            f"{nuisance.amplitude**2 * added / max(effect, 1e-300):.3g} times that of the effects",
         ),
     ]
 

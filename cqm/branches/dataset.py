@@ -191,7 +191,7 @@ class Branches:
 
     @property
     def shards(self) -> tuple[Shard, ...]:
-        """The shards that hold the families; those of a slice are complete."""
+        """The shards that hold the families; a slice has whole shards, even if it uses few rows."""
         return tuple(self._shards)
 
     @property

@@ -23,10 +23,10 @@ FEW = 100.0  # effective sample size below which an effect is poorly estimated
 class Coverage:
     """How often each action was taken and where, and the resulting effective sample sizes.
 
-    Each action has its own regions: groups of decisions in which it was about equally likely,
-    ordered from least to most likely. The probabilities come from a regression on the observations,
-    their squares and, unless there are too many, their products. A lack of overlap shows in the
-    first region.
+    Each action has its own regions: groups of decisions with about the same probability of that
+    action, in order of increasing probability. The probabilities come from a regression on the
+    observations, their squares and, unless there are too many, their products. A lack of overlap
+    shows in the first region.
     """
 
     frequencies: np.ndarray  # [actions]
@@ -93,7 +93,7 @@ class Coverage:
                 f"{self.num_decisions} decisions; propensities {known}; the smallest is "
                 f"{self.smallest_propensity:.3g}",
                 text_table(rows),
-                "regions: groups of decisions in which the action was about equally likely",
+                "regions: groups of decisions with about the same probability of the action",
                 *([f"problem: {p}" for p in self.problems] or ["no problems found"]),
             ]
         )

@@ -140,8 +140,8 @@ class Logs:
             observation_names: Names of the observations; `obs_0`, ... by default.
             feature_names: Names of the features; `feature_0`, ... by default.
             features_are_next_observation: Whether the features of a step are the observation of
-                the next state; they then share its names. Giving both the same names has the same
-                effect.
+                the next state; the names of the observations then also name the features. You can
+                instead give features and observations the same names.
             world: Identity of the world, needed to calibrate a model with branches of that world.
 
         >>> rng = np.random.default_rng(0)
@@ -413,8 +413,9 @@ class Logs:
     def known_families(self) -> Families:
         """The families of branches that these logs were made from; none for other logs.
 
-        Logs saved by version 0.2 or earlier store only the seed, so all families of that seed are
-        returned. Such logs are recognised by their warm-up, which only logs from branches have.
+        Older logs, saved without the index of each family, store only the seed, so all families of
+        that seed are returned. They are recognised by their warm-up, which only logs from branches
+        have.
         """
         if self.families is not None:
             return Families.of(*self.families.T)

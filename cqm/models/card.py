@@ -25,16 +25,18 @@ def write_card(model: Estimator) -> str:
     """The card of a fitted model, in Markdown."""
     recipe, world = model.recipe_, model.world_
     nuisance = world.get("nuisance")
-    mixed = f", {nuisance['dimension']} nuisance dimensions mixed in" if nuisance else ""
+    mixed = f", {counted(nuisance['dimension'], 'nuisance dimension')} mixed in" if nuisance else ""
+    drawn = f"draws per state: {recipe.draws}, " if recipe.warmup is not None else ""
+    seed = f", seed {recipe.seed}" if recipe.warmup is not None else ""
     sections = {
         "World": [
-            f"{world['name']}: {len(model.observation_names)} observations, "
-            f"{len(model.feature_names)} features, {counted_actions(model.action_names_)}{mixed}"
+            f"{world['name']}: {counted(len(model.observation_names), 'observation')}, "
+            f"{counted(len(model.feature_names), 'feature')}, "
+            f"{counted_actions(model.action_names_)}{mixed}"
         ],
         "Data": [
             f"learned from {model.num_examples_:,} {model.examples} (horizon {recipe.horizon}, "
-            f"discount {recipe.discount}, draws per state: {recipe.draws}, continuation "
-            f"`{recipe.continuation}`, seed {recipe.seed})"
+            f"discount {recipe.discount}, {drawn}continuation `{recipe.continuation}`{seed})"
         ],
         "Model": [
             f"`{model!r}`, method `{model.method_}`",
@@ -47,8 +49,8 @@ def write_card(model: Estimator) -> str:
             "valid for states like those in the training data, and for the effect of a first "
             "action followed by the continuation above; not for other states or policies",
             "a reward that is not linear in the features is approximated, which adds to the error",
-            "guarantees hold on average over states like the calibration states, not for each "
-            "state separately",
+            "guarantees need calibration; they hold with the chosen confidence over states like "
+            "the calibration states, not for each state separately",
         ],
         "Versions": [", ".join(f"{name} {number}" for name, number in model.versions_.items())],
     }

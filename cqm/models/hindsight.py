@@ -58,9 +58,8 @@ class HindsightModel(LogEstimator):
         method: `network` trains a classifier on events, that is, features together with their
             delay; `tabular` uses event counts instead, which is exact for finitely many
             observations and events.
-        baseline: Subtract the part of the features that the state explains. The density ratio of
-            outcomes, which the classifier estimates, is normalised, so this changes only the noise
-            of the estimate.
+        baseline: Subtract the part of the features that the state explains. The exact density
+            ratio has mean zero in every state, so this changes only the noise of the estimate.
         width: Width of the hidden layers of `network`; 256 by default.
         members: Number of sets of random Fourier features to average.
         folds: Number of folds; the ratio of a trajectory comes from a classifier trained on the

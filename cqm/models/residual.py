@@ -141,7 +141,7 @@ class ResidualModel(LogEstimator):
             features = RandomFourierFeatures.draw(seen, _WAVES, rng)
             weights = self._action_weights(features(seen), taken, propensities, residuals, folds)
             members.append((features, weights))
-        regressor = "actions" if self.doubly_robust else "residual actions"
+        regressor = "actions" if self.doubly_robust else "actions minus propensities"
         weighting = "with" if self.weighting else "without"
         self.notes_.append(f"outcomes regressed on {regressor}, {weighting} weighting")
         basis = subspace.reconstruction @ np.linalg.inv(root).T

@@ -69,8 +69,8 @@ class Trial:
         if got.shape == expected.shape and np.any(ok != (result.status == Status.OK)):
             differ = np.sum(ok != (result.status == Status.OK))
             return (
-                f"{differ} of {len(rows)} branches {what} failed, unlike in the first rollout, or "
-                "vice versa"
+                f"{differ} of {len(rows)} branches {what} failed in one of the two rollouts but "
+                "not in the other"
             )
         return _difference(f"features {what}", expected[ok, : got.shape[1]], got[ok])
 
@@ -107,7 +107,7 @@ class Trial:
         if native.fixed_noise or first.size == 0:
             return ""
         declare = (
-            "draw from the generator, or declare fixed_noise=True if there is one path for all"
+            "draw from the generator, or declare fixed_noise=True if all rollouts share one path"
         )
         same, shared = _same(first, other), _all_equal(first)
         if not (same or shared):
