@@ -154,9 +154,11 @@ def different_texts(name: str, value: Any) -> tuple[str, ...]:
     ValueError: feature_names must be different names; got 'x' more than once
     """
     found = texts(name, value)
-    for i, each in enumerate(found):
-        if each in found[:i]:
+    seen = set[str]()
+    for each in found:
+        if each in seen:
             raise ValueError(f"{name} must be different names; got {each!r} more than once")
+        seen.add(each)
     return found
 
 

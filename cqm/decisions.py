@@ -11,6 +11,7 @@ contains noise.
 
 from __future__ import annotations
 
+import functools
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -36,7 +37,9 @@ def query_weights(query: QueryLike) -> np.ndarray:
     """The weights of one query `[features]` or of several `[queries, features]`."""
     if isinstance(query, Query):
         return query.weights
-    if isinstance(query, np.ndarray):
+    several = isinstance(query, Sequence) and all(isinstance(one, Query) for one in query)
+    numbers = hasattr(query, "__array__") or isinstance(query, list | tuple)
+    if numbers and not several:
         weights = real_numbers("query", query, finite=True)
         if weights.ndim not in (1, 2):
             raise ValueError(
@@ -44,11 +47,7 @@ def query_weights(query: QueryLike) -> np.ndarray:
                 f"got shape {list(weights.shape)}"
             )
         return weights
-    if (
-        not isinstance(query, Sequence)
-        or not all(isinstance(one, Query) for one in query)
-        or len({len(one.weights) for one in query}) != 1
-    ):
+    if not several or len({len(one.weights) for one in query}) != 1:
         raise ValueError(
             "query must be a cqm.Query, several of them on the same features, or an array of "
             f"weights; got {shown(query)}; make one from text with "
@@ -220,7 +219,7 @@ class Calibration:
         """
         return float(self._errors().sum() / self.size.sum())
 
-    @property
+    @functools.cached_property
     def feature_errors(self) -> np.ndarray:
         """`excess_error` per feature; NaN if its effects are indistinguishable from noise."""
         visible = self.size > self.noise / self.draws

@@ -31,6 +31,7 @@ def as_observations(values: ArrayLike, names: Sequence[str]) -> np.ndarray:
     >>> as_observations([1, 2], ["angle", "speed", "terminated"])
     array([1., 2., 0.])
     """
+    values = _in_order(values, names)
     try:
         array = _completed(real_numbers("observations", values), names)
     except ValueError:  # such as a dictionary
@@ -45,6 +46,20 @@ def as_observations(values: ArrayLike, names: Sequence[str]) -> np.ndarray:
     if not np.isfinite(array).all():
         raise ValueError("observations must be finite; got NaN or infinity")
     return array
+
+
+def _in_order(values: ArrayLike, names: Sequence[str]) -> ArrayLike:
+    """A table from pandas with its columns in the order of the names; anything else as it is."""
+    columns = getattr(values, "columns", None)
+    if columns is None or not all(isinstance(column, str) for column in columns):
+        return values
+    for wanted in (list(names), list(_without_terminated(names))):
+        if sorted(columns) == sorted(wanted):
+            return values[wanted]  # type: ignore[index, call-overload]
+    raise ValueError(
+        f"a table of observations must have the columns {shortened(names)}; got "
+        f"{shortened(list(columns))}"
+    )
 
 
 def _without_terminated(names: Sequence[str]) -> Sequence[str]:

@@ -226,12 +226,21 @@ def canonical_json(value: Any) -> str:
     >>> canonical_json({"b": [1, 2.5], "a": None})
     '{"a":null,"b":[1,2.5]}'
     """
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return json.dumps(
+        value, sort_keys=True, separators=(",", ":"), allow_nan=False, default=_plain_number
+    )
 
 
 def encode_json(value: Any) -> bytes:
     """Human-readable JSON: indented, keys in the order given."""
-    return (json.dumps(value, indent=2, allow_nan=False) + "\n").encode()
+    return (json.dumps(value, indent=2, allow_nan=False, default=_plain_number) + "\n").encode()
+
+
+def _plain_number(value: Any) -> Any:
+    """A NumPy number as Python's own."""
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"{type(value).__name__} cannot be written as JSON")
 
 
 def differences(old: Any, new: Any, path: str = "") -> str:
@@ -335,13 +344,14 @@ def write_described(
     moment leaves a description that fits the arrays, which `read_described` finds.
     """
     path = Path(path)
-    with atomic_file(arrays_path) as file:
-        digest = _write_all(file, encode_arrays([arrays], metadata)).sha256
-        write_sealed(_next(path), {**content, "sha256": digest})
-    try:
-        _rename(_next(path), path)
-    except OSError as error:
-        raise _explained(error, path) from error
+    with exclusive(path.parent, wait=True):
+        with atomic_file(arrays_path) as file:
+            digest = _write_all(file, encode_arrays([arrays], metadata)).sha256
+            write_sealed(_next(path), {**content, "sha256": digest})
+        try:
+            _rename(_next(path), path)
+        except OSError as error:
+            raise _explained(error, path) from error
 
 
 def read_described(
@@ -533,23 +543,27 @@ def remove_partial(directory: str | Path) -> None:
 
 
 @contextlib.contextmanager
-def exclusive(directory: str | Path, *, patience_seconds: float = 30.0) -> Iterator[int]:
+def exclusive(
+    directory: str | Path, *, wait: bool = False, patience_seconds: float = 30.0
+) -> Iterator[int]:
     """Hold a directory that only one process at a time may write to.
 
     Yields a file descriptor. The directory is held until this block ends and every process that
     inherited the descriptor has ended, however they end; so a lock never outlives its owners. While
-    another process holds it, this raises; the rest of a process that died is waited for.
+    another process holds it, this raises; the rest of a process that died is waited for. On a file
+    system without locks, nothing is held.
 
     Args:
         directory: The directory; it is created if it does not exist.
-        patience_seconds: How long to wait for processes whose parent has died.
+        wait: Whether to wait for a living owner too, for writes that take a moment.
+        patience_seconds: How long to wait at most.
     """
     path, deadline = Path(directory) / _LOCK, time.monotonic() + patience_seconds
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         while (lock := _locked(path)) is None:
             owner = _owner(path)
-            if _is_alive(owner) or time.monotonic() > deadline:
+            if (_is_alive(owner) and not wait) or time.monotonic() > deadline:
                 raise ValueError(
                     f"{directory} is in use by {owner or 'another process'}; wait until it ends, "
                     "or choose another directory"
@@ -578,7 +592,9 @@ def _locked(path: Path) -> int | None:
             return lock
     except (BlockingIOError, FileNotFoundError):
         pass
-    except BaseException:
+    except OSError as error:
+        if error.errno in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
+            return lock
         os.close(lock)
         raise
     os.close(lock)

@@ -1,4 +1,6 @@
+import jax.numpy as jnp
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given, strategies as st
 
@@ -180,10 +182,15 @@ def test_errors_of_each_feature_are_shares_of_its_own_size():
     assert calibration.nmse == pytest.approx((8.3 + 3.2) / 21.25)
 
 
-@pytest.mark.parametrize("query", [[1.0, 0.0], "x", 3.0, None])
+@pytest.mark.parametrize("query", [[], "x", 3.0, None])
 def test_what_is_no_query_is_refused_in_words(query):
     with pytest.raises(ValueError, match=r"query must be a cqm\.Query, several of them"):
         act(EFFECTS, query)
+
+
+@pytest.mark.parametrize("query", [[1.0, 0.0], (1, 0), pd.Series([1.0, 0.0]), jnp.array([1.0, 0])])
+def test_weights_may_be_anything_that_holds_numbers(query):
+    np.testing.assert_array_equal(act(EFFECTS, query), act(EFFECTS, np.array([1.0, 0.0])))
 
 
 def test_unlearned_features_are_those_that_a_query_weighs_noticeably():

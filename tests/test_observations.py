@@ -1,6 +1,7 @@
 import os
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from cqm.observations import as_observations, read_observations
@@ -140,3 +141,11 @@ def test_pipes_directories_and_pickles_are_refused(tmp_path):
             read_observations(tmp_path / name, ["a", "b"])
     with pytest.raises(ValueError, match="is not an array of numbers"):
         read_observations(tmp_path / "pickle.npy", ["a", "b"])
+
+
+def test_columns_of_a_table_are_found_by_their_names():
+    table = pd.DataFrame({"speed": [2.0, 4.0], "angle": [1.0, 3.0]})
+    got = as_observations(table, ["angle", "speed", "terminated"])
+    assert got.tolist() == [[1, 2, 0], [3, 4, 0]]
+    with pytest.raises(ValueError, match="must have the columns angle, height; got speed, angle"):
+        as_observations(table, ["angle", "height"])

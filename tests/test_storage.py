@@ -7,6 +7,7 @@ import os
 import pickle
 import platform
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -207,7 +208,7 @@ def test_canonical_json_does_not_depend_on_the_order_of_keys():
     assert storage.canonical_json(json.loads(text)) == text
     with pytest.raises(ValueError, match="not JSON compliant"):
         storage.canonical_json({"x": float("inf")})
-    with pytest.raises(TypeError, match="not JSON serializable"):
+    with pytest.raises(TypeError, match="cannot be written as JSON"):
         storage.canonical_json({"x": Path("x")})  # never by its repr
 
 
@@ -557,3 +558,38 @@ def test_a_directory_that_cannot_be_written_is_named(tmp_path):
     where = storage.exclusive(tmp_path / "file")
     with pytest.raises(OSError, match="part of the path is a file"), where:
         pass
+
+
+def test_two_writers_leave_one_of_their_works(tmp_path):
+    """Each waits for the other, so a description never gets the other's arrays."""
+    path, arrays_path = tmp_path / "note.json", tmp_path / "note.safetensors"
+
+    def write(i):
+        arrays = {"a": np.full(1000, float(i))}
+        storage.write_described(path, {**NOTE, "weight": float(i)}, arrays_path, arrays, {})
+
+    for _ in range(5):
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(write, range(8)))
+        content, arrays, _ = storage.read_described(
+            path, DescribedNote, arrays_path, repair="again"
+        )
+        assert set(arrays["a"]) == {content["weight"]}
+
+
+class DescribedNote(Note, forbid_unknown_fields=True, kw_only=True):
+    sha256: str
+
+
+def test_without_locks_nothing_is_held(tmp_path, monkeypatch):
+    def no_locks(*args):
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(storage.fcntl, "flock", no_locks)
+    with storage.exclusive(tmp_path), storage.exclusive(tmp_path):
+        pass
+
+
+def test_numbers_of_numpy_are_written_as_plain_ones(tmp_path):
+    storage.write_sealed(tmp_path / "note.json", {**NOTE, "weight": np.float64(0.1)})
+    assert read_note(tmp_path / "note.json") == NOTE

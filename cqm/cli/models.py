@@ -74,7 +74,9 @@ class Fit:
             from cqm.models.provenance import Provenance
 
             held_out = Provenance.of(Branches.open(self.calibration))
-            Provenance.of(data).check_held_out(held_out, "calibration branches")
+            Provenance.of(data).check_held_out(
+                held_out, "calibration branches", independent=isinstance(data, Branches)
+            )
 
     def _kept(self) -> str:
         """What a stopped fit leaves behind, in words."""

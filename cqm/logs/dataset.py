@@ -21,6 +21,7 @@ from numpy.typing import ArrayLike
 
 from cqm import storage
 from cqm.arguments import (
+    different_texts,
     flag,
     generator,
     instance,
@@ -182,8 +183,8 @@ class Logs:
             features,
             candidates,
             propensities,
-            tuple(observation_names),
-            tuple(feature_names),
+            different_texts("observation_names", observation_names),
+            different_texts("feature_names", feature_names),
             Recipe(
                 states=max(1, len(observations)),
                 horizon=max(1, actions.shape[1]),

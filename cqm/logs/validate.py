@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from cqm.arguments import (
-    different_texts,
     instance,
     mapping,
     real_numbers,
@@ -78,7 +77,7 @@ def check_logs(logs: Logs) -> None:
         raise ValueError(f"the identity of a world needs a name and a kind; {missing} is missing")
     for name in ("observation", "feature"):
         values = getattr(logs, f"{name}s")
-        names = different_texts(f"{name}_names", getattr(logs, f"{name}_names"))
+        names = texts(f"{name}_names", getattr(logs, f"{name}_names"))
         if values.shape[-1] != len(names):
             raise ValueError(f"{name}_names must be {values.shape[-1]} names; got {len(names)}")
         bad = ~np.isfinite(values).reshape(num, -1).all(axis=1)

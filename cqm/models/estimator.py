@@ -11,6 +11,7 @@ import contextlib
 import copy
 import dataclasses
 import functools
+import os
 import platform
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -129,8 +130,7 @@ class Estimator(Parameters, abc.ABC):
         show_progress: bool | None,
     ) -> Self:
         """Learn a predictor; it is assigned last, so an interrupted fit leaves no model."""
-        self.predictor_ = self.calibration_ = None
-        if isinstance(data, str | Path):
+        if isinstance(data, str | os.PathLike):
             data = open_data(data)
         if not isinstance(data, self.learns_from):
             raise ValueError(
@@ -142,6 +142,7 @@ class Estimator(Parameters, abc.ABC):
         directory = None if directory is None else output_directory("directory", directory)
         self._check_params()
         as_reference(self.reference, np.empty((data.num_actions, 1)))
+        self.predictor_ = self.calibration_ = None
         self.world_, self.recipe_ = dict(data.world), data.recipe
         self.feature_names, self.observation_names = data.feature_names, data.observation_names
         self.candidate_actions_, self.action_names_ = data.candidate_actions, data.action_names
@@ -161,7 +162,7 @@ class Estimator(Parameters, abc.ABC):
 
     def _ensemble(self, make_fn: Callable[[Any], Network]) -> Network:
         """The initial networks of all members, stacked."""
-        return stacked_members(make_fn, self.members, self.seed)
+        return stacked_members(make_fn, int(self.members), int(self.seed))
 
     def _training_settings(self, default: Training) -> Training:
         """The model's own settings, or these, with the model's seed and number of updates."""
@@ -198,7 +199,7 @@ class Estimator(Parameters, abc.ABC):
             )
             networks, self.losses_ = trained.model, trained.losses
             record = {**dataclasses.asdict(training), "updates_made": trained.updates}
-            record["batch_size"] *= self.members
+            record["batch_size"] *= int(self.members)
             if trained.validation_losses.size:
                 record["validation_loss"] = float(trained.validation_losses.min())
             self.training_[name] = record
@@ -293,7 +294,11 @@ class Estimator(Parameters, abc.ABC):
                 "what it learned from, so it is unknown whether these branches are held out; "
                 "fit it again with this version"
             )
-        self.provenance_.check_held_out(Provenance.of(branches), "calibration branches")
+        self.provenance_.check_held_out(
+            Provenance.of(branches),
+            "calibration branches",
+            independent=self.learns_from is Branches,
+        )
         predicted = self.effect(branches.observations)
         self.calibration_ = decisions.calibrate(predicted, branches.effects())
         return self

@@ -5,12 +5,20 @@ sets that share any are refused. Data that lost these keys, such as observations
 are recognised by their content: the model keeps a 64-bit hash of every training observation.
 
 States may repeat without any leak, because the world has few of them or always starts in the same
-one. The test therefore looks only at observations that occur exactly twice in the two sets
-together. If all rows are drawn independently, such a pair falls across the sets with the
-probability `s = 2nm / (n + m)(n + m − 1)` if the sets have n and m rows of one law, and with at
-most 1/2 if their laws differ. (With expected counts a and b of one state, one occurrence in each
-set has the probability `ab·exp(−a−b)`, two in the same set `(a² + b²)/2·exp(−a−b)`, which is no
-smaller.) Too many pairs across the sets mean that the one was copied from the other.
+one. There are two tests, which tell such repeats from copies.
+
+1. Calibration states are drawn independently, whatever the model learned from. If k of them are
+   among d learned states, then the k repeat each other at least as often as k draws from d equally
+   likely states. Copies, each made once, repeat less often.
+2. Among observations that occur exactly twice in the two sets together, a pair falls across the
+   sets with the probability `s = 2nm / (n + m)(n + m − 1)` if the sets have n and m independent
+   rows of one law, and with at most 1/2 if their laws differ. (With expected counts a and b of one
+   state, one occurrence in each set has the probability `ab·exp(−a−b)`, two in the same set
+   `(a² + b²)/2·exp(−a−b)`, which is no smaller.) Too many pairs across the sets mean that the one
+   was copied from the other.
+
+The rows of logs need not be independent: a log that passes once through a year never repeats an
+hour. For logs, the second test is therefore made only if most calibration states were learned from.
 """
 
 from __future__ import annotations
@@ -28,6 +36,7 @@ from cqm.logs.dataset import Logs
 LIMIT = 2**20  # number of hashes kept; of more rows, those with the smallest hashes
 SAME_LAW = 1e-6  # probability of a false alarm if both sets have the same law
 ANY_LAW = 2e-3  # the same if their laws differ, in the worst case; 9 copied states are noticed
+_USUAL = 0.9  # share of the states that repeat equally often, above which the others are odd ones
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,10 +53,12 @@ class Provenance:
             families, parts = data.families, (part.observations for part in data.batches())
         else:
             families, parts = data.known_families, (data.observations for _ in range(1))
-        kept = np.empty(0, np.uint64)
+        kept, more = np.empty(0, np.uint64), list[np.ndarray]()
         for observations in parts:
-            kept = _smallest(np.concatenate([kept, row_hashes(observations)]))
-        return cls(families, kept)
+            more.append(row_hashes(observations))
+            if sum(map(len, more)) >= LIMIT:
+                kept, more = _smallest(np.concatenate([kept, *more])), []
+        return cls(families, _smallest(np.concatenate([kept, *more])))
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> Provenance | None:
@@ -67,7 +78,7 @@ class Provenance:
         if interval is None:
             return None
         seed, first, last = interval
-        if num_examples > last - first + 1:
+        if num_examples != last - first + 1:  # also if some families were dropped or held out
             return None
         return cls(Families.of(seed, np.arange(first, last + 1)), np.empty(0, np.uint64))
 
@@ -79,24 +90,40 @@ class Provenance:
         }
 
     def union(self, other: Provenance) -> Provenance:
-        """The provenance of a model that was fitted with the one and selected with the other."""
-        both = np.concatenate([self.observations, other.observations])
-        return Provenance(self.families.union(other.families), _smallest(both))
+        """The provenance of a model that was fitted with the one and selected with the other.
 
-    def check_held_out(self, other: Provenance, what: str) -> None:
-        """Raise if data, named in words for the message, share states with this provenance."""
+        A state is repeated as often as in the set that has it more often, so that adding the same
+        set again changes nothing.
+        """
+        rows, times = np.unique(self.observations, return_counts=True)
+        others, other_times = np.unique(other.observations, return_counts=True)
+        both = np.union1d(rows, others)
+        most = np.zeros(len(both), int)
+        for found, counts in ((rows, times), (others, other_times)):
+            place = np.searchsorted(both, found)
+            most[place] = np.maximum(most[place], counts)
+        return Provenance(self.families.union(other.families), _smallest(np.repeat(both, most)))
+
+    def check_held_out(self, other: Provenance, what: str, *, independent: bool) -> None:
+        """Raise if branches share states with this provenance.
+
+        Args:
+            other: The provenance of the branches.
+            what: What the branches are, in words.
+            independent: Whether the model learned from independent states, as branches are.
+        """
         way_out = "collect new branches with a different seed"
         if shared := self.families.overlap(other.families):
             raise ValueError(
                 f"the {what} share {in_words(shared)} with the data that the model was fitted "
                 f"or selected with; {way_out}, or use families that it has not seen"
             )
-        num = _copied(self.observations, other.observations)
+        num = _copied(self.observations, other.observations, independent)
         if num:
             raise ValueError(
                 f"{num} of the {len(other.observations)} observations of the {what} are exactly "
                 "those of states that the model was fitted or selected with, more than repeated "
-                f"states can explain; {way_out}"
+                f"states can explain; {way_out}, or add an observation that tells states apart"
             )
 
 
@@ -123,7 +150,7 @@ def _smallest(hashes: np.ndarray) -> np.ndarray:
     return np.sort(hashes)[:LIMIT]
 
 
-def _copied(seen: np.ndarray, other: np.ndarray) -> int:
+def _copied(seen: np.ndarray, other: np.ndarray, independent: bool) -> int:
     """Number of rows of the other set that were copied, 0 if repeated states can explain them."""
     # Of a larger set only the hashes below the largest kept are complete.
     for hashes in (seen, other):
@@ -132,10 +159,19 @@ def _copied(seen: np.ndarray, other: np.ndarray) -> int:
     if not len(seen) or not len(other):
         return 0
     rows, times = np.unique(seen, return_counts=True)
-    times //= np.gcd.reduce(times)  # logs may repeat every state, once for each of its arms
     other_rows, other_times = np.unique(other, return_counts=True)
     place = np.minimum(np.searchsorted(rows, other_rows), len(rows) - 1)
     shared = rows[place] == other_rows
+    num = int(other_times[shared].sum())
+    if _few_repeats(num - int(shared.sum()), num, len(rows)) < ANY_LAW:
+        return num
+    if not independent:
+        if num <= len(other) / 2:
+            return 0
+        # Logs may repeat every state, once for each of its arms, or nearly every state.
+        usual = int(np.bincount(times).argmax())
+        if np.mean(times == usual) > _USUAL:
+            times = np.where(times <= usual, 1, times)
     across = int(np.sum(shared & (times[place] == 1) & (other_times == 1)))
     only_seen = np.ones(len(rows), bool)
     only_seen[place[shared]] = False
@@ -146,7 +182,19 @@ def _copied(seen: np.ndarray, other: np.ndarray) -> int:
         _tail(across, across + within, split) < SAME_LAW
         and _tail(across, across + within, 0.5) < ANY_LAW
     )
-    return int(other_times[shared].sum()) if copied else 0
+    return num if copied else 0
+
+
+def _few_repeats(repeats: int, num: int, states: int) -> float:
+    """A bound on the probability that `num` draws from some states repeat each other so rarely.
+
+    The bound is that of a Poisson variable with the mean of equally likely states, which repeat
+    least.
+    """
+    mean = num + states * math.expm1(num * math.log1p(-1 / states)) if states > 1 else num
+    if repeats >= mean:
+        return 1.0
+    return math.exp(repeats - mean - (repeats * math.log(repeats / mean) if repeats else 0.0))
 
 
 def _tail(successes: int, trials: int, probability: float) -> float:

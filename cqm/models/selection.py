@@ -58,10 +58,6 @@ def held_out_scores(
             estimator._fitted()
         function(f"effect of the estimator {name!r}", getattr(estimator, "effect", None))
     logs.coverage().check()
-    scored_on = Provenance.of(logs)
-    for estimator in estimators.values():
-        if (learned_from := getattr(estimator, "provenance_", None)) is not None:
-            estimator.provenance_ = learned_from.union(scored_on)
     folds = fold_numbers(len(logs), _FOLDS, logs.groups)
     taken = taken_actions(logs)
     basis = visible_subspace(logs).measures
@@ -113,6 +109,10 @@ def held_out_scores(
             float(robust_gains.mean()) / total / logs.num_actions,
             float(robust_gains.std() / np.sqrt(len(gains))) / total / logs.num_actions,
         )
+    scored_on = Provenance.of(logs)
+    for estimator in estimators.values():
+        if (learned_from := getattr(estimator, "provenance_", None)) is not None:
+            estimator.provenance_ = learned_from.union(scored_on)
     return scores
 
 

@@ -64,14 +64,19 @@ class Training:
     """Random seed for batches and for the loss; None for the model's own seed."""
 
     def __post_init__(self) -> None:
+        values: dict[str, Any] = {}
         for name in ("updates", "batch_size", "chunk"):
-            whole_number(name, getattr(self, name), least=1, most=_MOST)
+            values[name] = whole_number(name, getattr(self, name), least=1, most=_MOST)
         for name in ("learning_rate", "clip"):
-            number(name, getattr(self, name), above=0)
+            values[name] = number(name, getattr(self, name), above=0)
         choice("schedule", self.schedule, ("constant", "cosine"))
-        number("weight_decay", self.weight_decay, least=0)
-        whole_number("target_every", self.target_every, least=0, most=_MOST)
-        whole_number_or_none("seed", self.seed, least=0, most=MAX_SEED)
+        values["weight_decay"] = number("weight_decay", self.weight_decay, least=0)
+        values["target_every"] = whole_number(
+            "target_every", self.target_every, least=0, most=_MOST
+        )
+        values["seed"] = whole_number_or_none("seed", self.seed, least=0, most=MAX_SEED)
+        for name, value in values.items():  # plain numbers, which JSON and JAX take
+            object.__setattr__(self, name, value)
 
     def __repr__(self) -> str:
         changed = (

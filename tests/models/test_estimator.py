@@ -397,3 +397,21 @@ def test_a_query_on_what_the_model_has_not_learned_names_it(branches, held_out):
             ask(states, both)
     with pytest.warns(UserWarning, match="angle"):
         model.act(states, [speed, angle])
+
+
+def test_numbers_of_numpy_are_as_good_as_plain_ones(branches, tmp_path):
+    training = cqm.Training(
+        updates=np.int64(2), batch_size=np.int32(8), learning_rate=np.float32(1e-3)
+    )
+    settings = {"seed": np.int64(2), "members": np.int64(2), "width": np.int64(8)}
+    model = cqm.EffectModel(training=training, updates=np.int64(3), **settings).fit(branches)
+    model.save(tmp_path)
+    assert cqm.load_model(tmp_path).members == 2
+
+
+def test_a_refused_fit_leaves_the_model_as_it_was(logs):
+    model = cqm.ResidualModel().fit(logs)
+    before = model.predictor_
+    with pytest.raises(FileNotFoundError):
+        model.fit("nowhere")
+    assert model.predictor_ is before

@@ -355,7 +355,7 @@ def test_states_that_repeat_by_nature_raise_no_alarm(name):
         seen = Provenance.of(bare(logs_of(branches)))
         for states in (20, 400):
             other = cqm.collect(world, states=states, seed=100 + seed, **recipe)
-            seen.check_held_out(Provenance.of(other), "calibration branches")
+            seen.check_held_out(Provenance.of(other), "calibration branches", independent=False)
 
 
 @pytest.mark.parametrize("num_states", [3, 30, 300, 3_000, 30_000])
@@ -373,7 +373,7 @@ def test_false_alarms_are_as_rare_as_promised(num_states):
             for rows in drawn
         )
         try:
-            seen.check_held_out(other, "other states")
+            seen.check_held_out(other, "other states", independent=bool(trial % 4))
         except ValueError:
             alarms += 1
     assert alarms == 0
@@ -397,11 +397,16 @@ def earlier(model, directory, families):
 
 
 def test_the_interval_of_an_earlier_model_is_used(single, drawn, tmp_path):
-    model = earlier(single, tmp_path / "old", [1, 0, 299])
+    model = earlier(single, tmp_path / "old", [1, 0, single.num_examples_ - 1])
     refused(model, drawn[1], "share 60 families of seed 1 ")
     assert copy.copy(model).calibrate(drawn[0]).calibration_ is not None
     model.save(tmp_path / "again")
     refused(cqm.load_model(tmp_path / "again"), drawn[1], "share 60 families of seed 1 ")
+
+
+def test_an_interval_wider_than_the_examples_may_hide_another_seed(single, drawn, tmp_path):
+    model = earlier(single, tmp_path / "old", [1, 0, single.num_examples_])
+    refused(model, drawn[9], "saved by an earlier version .* fit it again with this version")
 
 
 @pytest.mark.parametrize(("kind", "families"), [("combined", [0, 0, 299]), ("residual", None)])
@@ -452,3 +457,35 @@ def test_seeds_of_any_size_are_remembered():
     model = fitted(logs_of(branches))
     assert branches.families.runs.tolist() == [[3, 0, 299]]
     refused(model, cqm.collect(WORLD, states=20, seed=seed, **DRAWS), "share 20 families")
+
+
+def of_rows(rows):
+    hashes = np.sort(row_hashes(np.asarray(rows, float)))
+    return Provenance(cqm.branches.families.Families.none(), hashes)
+
+
+def copies(seen, other):
+    with pytest.raises(ValueError, match="more than repeated states can explain"):
+        of_rows(seen).check_held_out(of_rows(other), "states", independent=False)
+
+
+def test_copies_that_repeat_unevenly_are_recognised():
+    states = rng().normal(size=(2_000, 5))
+    copies(np.repeat(states, 3, axis=0)[1:], states)
+    copies(np.repeat(states, 3, axis=0)[1:], states[:100])
+    copies(np.repeat(states, rng().integers(2, 4, size=2_000), axis=0), states)
+    copies(states[rng().integers(2_000, size=2_000)], states)
+
+
+def test_scoring_twice_hides_nothing():
+    fitted_on, scored_on = of_rows(rng().normal(size=(900, 4))), of_rows(np.eye(300) + 0.5)
+    once = fitted_on.union(scored_on)
+    np.testing.assert_array_equal(once.union(scored_on).observations, once.observations)
+
+
+def test_a_log_that_passes_once_through_a_year_raises_no_alarm():
+    random, hours = rng(), np.arange(8_760)
+    for _ in range(20):
+        seen = np.stack([hours, random.integers(10, size=8_760)], axis=1)
+        other = np.stack([random.integers(8_760, size=2_000), random.integers(10, size=2_000)], 1)
+        of_rows(seen).check_held_out(of_rows(other), "states", independent=False)
