@@ -9,7 +9,7 @@ from pathlib import Path
 
 import cqm
 
-from .trials import read_trials
+from .trials import read_trials, results_file
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "reliability.md"
@@ -23,7 +23,7 @@ def write_report(titles, materials, seed):
     versions |= {name: version(name) for name in ("jax", "mujoco", "numpy", "safetensors")}
     rows = []
     for name, title in titles.items():
-        trials = read_trials(materials.directory / "results" / f"{name}-{seed}.jsonl")
+        trials = read_trials(results_file(materials, name, seed))
         rows.append(
             {
                 "experiment": name,

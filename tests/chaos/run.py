@@ -16,7 +16,7 @@ from . import api, commands, damage, full_disk, kills, malicious, rivals, worlds
 from .children import read_sources
 from .materials import Materials
 from .report import write_report
-from .trials import run_trials
+from .trials import results_file, run_trials
 
 EXPERIMENTS = {
     experiment.name: experiment
@@ -67,7 +67,7 @@ def main(args=None):
 
 
 def _run(experiment, materials, seed, num):
-    results = materials.directory / "results" / f"{experiment.name}-{seed}.jsonl"
+    results = results_file(materials, experiment.name, seed)
     print(f"{experiment.title}: {num} trials, seed {seed}", flush=True)
     outcomes, failures = collections.Counter(), 0
     for i, trial in enumerate(run_trials(experiment, materials, seed, num, results), 1):

@@ -1,5 +1,6 @@
 """What an experiment is, and the loop over its trials."""
 
+import hashlib
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -7,6 +8,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
+
+import cqm
 
 from .materials import Materials
 
@@ -68,6 +71,15 @@ def run_trials(
             file.flush()
             started = time.monotonic()
             yield trial
+
+
+def results_file(materials: Materials, name: str, seed: int) -> Path:
+    """Where the trials of an experiment are kept; other code has another file."""
+    digest = hashlib.sha256()
+    for package in (Path(cqm.__file__).parent, Path(__file__).parent):
+        for path in sorted(package.rglob("*.py")):
+            digest.update(path.read_bytes())
+    return materials.directory / "results" / f"{name}-{seed}-{digest.hexdigest()[:8]}.jsonl"
 
 
 def read_trials(results: Path) -> list[Trial]:
