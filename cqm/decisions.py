@@ -226,7 +226,7 @@ class Calibration:
         return self._errors() / np.where(visible, self.size, np.nan)
 
     def unlearned(self, weights: np.ndarray) -> np.ndarray:
-        """Indices of poorly learned features that have weight in the queries, `[..., features]`.
+        """Indices of the poorly learned features that matter for weights `[..., features]`.
 
         Their excess error is above 0.5, and their weighted effects are at least 1% as large as
         those of the feature that matters most.

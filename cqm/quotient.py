@@ -119,7 +119,9 @@ def inner_product(f: Array, g: Array, reference: Reference = None) -> Array:
 
 
 def norm(f: Array, reference: Reference = None) -> Array:
-    """The norm of `inner_product`; centring minimises it among equivalent arrays (thm. projection).
+    """The norm induced by `inner_product` (thm. projection).
+
+    Centring minimises it among equivalent arrays.
 
     >>> float(norm([[3.0], [-3.0]]))
     3.0

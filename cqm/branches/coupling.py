@@ -104,7 +104,7 @@ def continuation_variance(plan: Plan, sample: Branches, rng: np.random.Generator
     largest = np.max([np.abs(values).max(axis=(0, 1)) for values, _ in families], axis=0)
     moved = scale > _ROUNDING * largest  # features that later actions move, not only rounding error
     if not moved.any():
-        return [Check(name, True, "nothing to measure: later actions do not move the features")]
+        return [Check(name, True, "nothing to measure: later actions do not affect the features")]
 
     def variance(values: np.ndarray) -> float:
         """Variance of `[draws, features]` over draws, averaged over the features that move."""

@@ -18,12 +18,12 @@ class Reproduce:
     """
 
     preset: Literal["quick", "paper", "smoke"] = "quick"
-    """Size of the run: paper takes hours (five seeds), quick minutes (one seed), smoke seconds."""
+    """Size of the run: paper takes hours (up to 5 seeds), quick minutes (1), smoke seconds."""
     study: Literal["paper", "logs"] = "paper"
     """What to run: the paper's benchmark, or a comparison of logs with branches."""
     domains: Annotated[tuple[str, ...] | None, default("all four")] = None
     """Domains to run."""
-    seeds: Annotated[tuple[int, ...] | None, default("as in the preset")] = None
+    seeds: Annotated[tuple[int, ...] | None, default("as in the preset; one for logs")] = None
     """Seeds to run."""
     methods: Annotated[tuple[str, ...] | None, default("as in the preset")] = None
     """Methods to run; append +effect or +whiten to a name to condition the method's input."""
@@ -82,7 +82,7 @@ class Report:
             say(f"left out: {problem}")
         print(report.write(self.directory))
         if not records and (others := studies.made_by_other_code(self.directory)):
-            say(f"{counted(len(others), 'job')} run with different code from what is installed")
+            say(f"{counted(len(others), 'job')} run with code that differs from what is installed")
         return 1 if damaged else 0
 
 

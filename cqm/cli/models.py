@@ -51,7 +51,7 @@ class Fit:
     width: Annotated[int | None, default("256")] = None
     """Width of the hidden layers; not for residual."""
     members: int = 1
-    """Number of networks, or with logs of sets of random Fourier features, to average."""
+    """Number of networks to average; for logs, number of sets of random Fourier features."""
     seed: int = 0
     """Random seed for initialisation and batches."""
 

@@ -32,7 +32,7 @@ class WorldsList:
             print(text_table(rows))
             print("Gymnasium environments can be loaded by id, such as CartPole-v1.")
             if missing := missing_simulators():
-                print(f"Not installed: {', '.join(missing)}. Install them: pip install 'cqm[sim]'")
+                print(f"Not installed: {', '.join(missing)}. To install: pip install 'cqm[sim]'")
         return 0
 
 

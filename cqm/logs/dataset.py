@@ -414,9 +414,8 @@ class Logs:
     def known_families(self) -> Families:
         """The families of branches that these logs were made from; none for other logs.
 
-        Older logs, saved without the index of each family, store only the seed, so all families of
-        that seed are returned. They are recognised by their warm-up, which only logs from branches
-        have.
+        Older logs lack the index of each family and store only the seed, so all families of that
+        seed are returned. A stored warm-up shows that such logs were made from branches.
         """
         if self.families is not None:
             return Families.of(*self.families.T)

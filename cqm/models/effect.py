@@ -63,8 +63,9 @@ class EffectModel(Estimator):
             features are the next observation, `unrolled` first trains on single steps (with batches
             of at most 32) and then on whole branches.
         updates: Number of gradient steps per training run; by default as in `training`.
-        validation: Share of the families to hold out. The network that is best on them is kept, and
-            training stops early when it no longer improves; 0 trains on all families to the end.
+        validation: Share of the families to hold out. The network with the lowest loss on them is
+            kept, and training stops early when that loss stops falling; 0 trains on all families
+            to the end.
         patience: Training stops after this many chunks without a better validation loss.
         memory_gb: Memory for the training rows, in gigabytes; a larger set is read from its shards
             window by window (see `cqm.models.stream`).

@@ -85,7 +85,7 @@ def fit_steps(
     else:
         model.notes_.append("the behaviour after the first action was estimated by a classifier")
         behaviour = _fit_behaviour(rows, logs, num_features, model.seed, options)
-    model.notes_.append("steps learned one by one and unrolled from every first action")
+    model.notes_.append("a model of single steps, unrolled from every first action")
     return UnrolledPredictor(
         inputs,
         basis,

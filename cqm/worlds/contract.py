@@ -51,8 +51,8 @@ class Rollout:
 
 
 VECTORISE = (
-    "it is called with many states at once, one row each, and must return as many rows: use "
-    "np.where instead of if, np.maximum instead of max"
+    "each function is called with many states at once, one row each, and must return as many "
+    "rows: use np.where instead of if, np.maximum instead of max"
 )
 """What to change in code that handles one state at a time."""
 NOT_VECTORISED = (IndexError, TypeError, ValueError)  # what such code usually raises

@@ -53,12 +53,12 @@ class GymWorld(World):
 
     Args:
         env: A registered id, or a function that returns a new environment.
-        candidate_actions: `[actions, controls]`; by default all actions of a Discrete space, or
-            `prototype_actions` for a Box.
+        candidate_actions: `[actions, controls]`; by default all actions of a Discrete space, or the
+            midpoint of a Box and two to four points on its boundary, as in the paper.
         action_names: One name per candidate action; by default their indices.
         cloning: Name of the cloning method to use; by default the first that proves exact.
         name: The world's name; by default the id, or the function's qualified name.
-        seed: Random seed for the prototype actions.
+        seed: Random seed for the default candidate actions of a Box.
         max_prefix: Maximum number of steps between a reset and a state. It applies only to the
             cloning methods `deepcopy` and `replay`, which store these steps with each state.
 

@@ -64,14 +64,15 @@ class MujocoWorld(World):
         name: The world's name; by default that of the file or the model.
         substeps: Physics steps per control step.
         initial: `(num, rng) -> qpos [num, nq], qvel [num, nv], extras`, a sampler of initial
-            states; by default the model's initial pose at rest, with normal noise of standard
+            states, where `extras` is a dict of further arrays `[num, ...]` that stay constant, or
+            `{}`; by default the model's initial pose at rest, with normal noise of standard
             deviation 0.01 added to positions and velocities.
         settle_steps: Physics steps without control that `reset` takes before it sets the time to 0.
         observation: `(qpos, qvel, extras) -> [..., observations]` for arrays with any leading
             axes; positions and velocities by default. The features are the next observation.
         observation_names: One name per coordinate; required with `observation`.
-        candidate_actions: `[actions, controls]`; by default `prototype_actions` for the
-            actuators' control range.
+        candidate_actions: `[actions, controls]`; by default the midpoint of the actuators' control
+            range and two to four points on its boundary, as in the paper.
         action_names: One name per candidate action; by default their indices.
         seed: Random seed for the default candidate actions.
 

@@ -128,7 +128,7 @@ class Trial:
         other = self.world.reset(self.num, self.rng(3))
         self.world.rollout(other, self.controls[::-1].copy(), self.noise[::-1].copy())
         self.overwritten = not _same(self.features[self.ok], self.result.features[self.ok])
-        return self.unlike("rolled out a second time", self.roll(self.all), self.all)
+        return self.unlike("from a second rollout", self.roll(self.all), self.all)
 
     def results_kept(self) -> str:
         """Whether returned arrays stay as they are."""
@@ -170,14 +170,14 @@ class Trial:
                     one.states,
                     one.status[0],
                 )
-        problem = self.unlike("stepped one at a time", Rollout(features, status, {}), self.all)
+        problem = self.unlike("from single steps", Rollout(features, status, {}), self.all)
         why = "the state may lack a variable, or rounding may depend on batch size or horizon"
         return problem and f"{problem}: {why}"
 
     def features_without_states(self) -> str:
         """Whether features depend on the wish for final states."""
         bare = self.roll(self.all, final=False)
-        return self.unlike("rolled out without final states", bare, self.all)
+        return self.unlike("from a rollout without final states", bare, self.all)
 
     def storage(self) -> str:
         """Whether stored states give the same observations and rollouts."""
@@ -189,7 +189,7 @@ class Trial:
         before = self.world.observe(take(self.states, self.all))
         problem = _difference("observations of stored states", before, self.world.observe(states))
         again = self.world.rollout(states, self.controls.copy(), self.noise.copy())
-        return problem or self.unlike("rolled out from stored states", again, self.all)
+        return problem or self.unlike("from a rollout of stored states", again, self.all)
 
     def duplicate_arms(self) -> str:
         """Whether a branch and its copy in the same batch are the same."""
@@ -227,7 +227,10 @@ class Trial:
         finally:
             sys.setswitchinterval(interval)
         pairs = zip(results, pieces, strict=True)
-        return next(filter(None, (self.unlike("from threads", *pair) for pair in pairs)), "")
+        return next(
+            filter(None, (self.unlike("from rollouts on other threads", *pair) for pair in pairs)),
+            "",
+        )
 
 
 def start_trial(world: World, num: int, horizon: int | None, seed: int) -> tuple[Trial | None, str]:

@@ -142,11 +142,11 @@ def test_a_report_leaves_damaged_records_out_and_says_so(finished, capsys):
     assert main(["report", str(finished)]) == 1
     said = capsys.readouterr()
     assert f"left out: {record(finished)} is not valid" in said.err
-    assert "1 job left out: the record is damaged: state logs, nuisance 64 (Walker, seed 7)" in (
+    assert "1 job left out (the record is damaged): state logs, nuisance 64 (Walker, seed 7)" in (
         said.out
     )
     page = (finished / "report.html").read_text()
-    assert "<td>state logs, nuisance 64</td><td>left out: the record is damaged</td>" in page
+    assert "<td>state logs, nuisance 64</td><td>left out (the record is damaged)</td>" in page
     assert "1 job left out because the record is damaged" in page
     assert {row["behaviour"] for row in results.load(finished).logs} == {"uniform"}
 
@@ -169,20 +169,24 @@ def test_records_of_other_code_are_kept_and_marked(finished, capsys):
     assert "kept 2 jobs run with different code: domain walker-walk, nuisance 64" in said
     assert "delete their records or choose another directory" in said
     summary = report.write(finished)
-    assert "2 jobs run with different code from the rest of these tables: uniform logs" in summary
+    assert (
+        "2 jobs run with different code from the other jobs in these tables: uniform logs"
+        in summary
+    )
     page = (finished / "report.html").read_text()
     assert "2 jobs run with different code." in page
     assert (
-        "<td>run with different code from the rest of these tables</td><td>Walker, seed 7" in page
+        "<td>run with different code from the other jobs in these tables</td><td>Walker, seed 7"
+        in page
     )
 
 
 def test_missing_jobs_are_listed(finished):
     record(finished).unlink()
     publish(STUDY, finished)
-    assert "1 job missing: not run yet, or failed: state logs" in report.write(finished)
+    assert "1 job missing (not run yet, or failed): state logs" in report.write(finished)
     assert (
-        "<td>missing: not run yet, or failed</td><td>Walker, seed 7</td>"
+        "<td>missing (not run yet, or failed)</td><td>Walker, seed 7</td>"
         in (finished / "report.html").read_text()
     )
 
@@ -199,7 +203,7 @@ def test_results_without_their_records_know_their_code(finished, tmp_path_factor
         shutil.copy(path, published)
     assert [state["code"] for state in results.load(published).jobs] == ["today"] * 3
     assert main(["report", str(published)]) == 0
-    assert "3 jobs run with different code from what is installed" in capsys.readouterr().err
+    assert "3 jobs run with code that differs from what is installed" in capsys.readouterr().err
     assert len(studies.made_by_other_code(published)) == 3
 
 

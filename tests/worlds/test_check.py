@@ -180,7 +180,7 @@ def test_a_sound_world_passes_every_check():
         (
             noisy(),
             "clone fidelity and shared noise",
-            "features rolled out a second time differ by up to",
+            "features from a second rollout differ by up to",
         ),
         (
             destructive(),
@@ -192,7 +192,7 @@ def test_a_sound_world_passes_every_check():
         (
             after_rollout(lambda features, final: features + 0.25 * final),
             "skipping final states changes nothing",
-            "features rolled out without final states differ by up to 0.25",
+            "features from a rollout without final states differ by up to 0.25",
         ),
         (
             changed(store=lambda self, states: {"x": states["x"].astype(np.float32)}),
@@ -219,7 +219,7 @@ def test_a_sound_world_passes_every_check():
         (
             threaded(),
             "threads do not matter",
-            "features from threads differ by up to 1",
+            "features from rollouts on other threads differ by up to 1",
         ),
         (
             changed(candidate_actions=np.array([[0.0]])),
@@ -277,7 +277,7 @@ def test_features_that_come_and_go_are_a_difference(some):
         return features
 
     detail = failures(after_rollout(spoil))["clone fidelity and shared noise"]
-    assert "features rolled out a second time" in detail
+    assert "features from a second rollout" in detail
     assert "nan" in detail.lower()
 
 

@@ -114,7 +114,7 @@ def test_contract_refuses_hidden_randomness():
         return linear_step(x, u, e) + np.random.standard_normal(x.shape)  # noqa: NPY002
 
     found = problems(linear_world(step=step))
-    assert "a second time differ by up to" in found["clone fidelity and shared noise"]
+    assert "from a second rollout differ by up to" in found["clone fidelity and shared noise"]
     assert "duplicate arms are identical" in found
 
 

@@ -10,9 +10,9 @@ from cqm.experiments.results import Results, Status
 from cqm.experiments.scores import domain_title, title_of
 
 MEANING: dict[Status, str] = {
-    "missing": "missing: not run yet, or failed",
-    "damaged": "left out: the record is damaged",
-    "other code": "run with different code from the rest of these tables",
+    "missing": "missing (not run yet, or failed)",
+    "damaged": "left out (the record is damaged)",
+    "other code": "run with different code from the other jobs in these tables",
     "unknown code": "run with code that was not recorded",
 }
 """States that a reader should know of, in words."""
