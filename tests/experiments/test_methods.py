@@ -20,9 +20,9 @@ from cqm.experiments.methods.vector import for_action, mean_over_actions
 from cqm.experiments.protocol import PAPER, preset
 from cqm.measures import FiniteMDP, integrate, outcome_posterior, successor_measure
 from cqm.models import estimator
+from cqm.models.checkpoint import Checkpoint
 from cqm.models.network import Network, num_parameters
 from cqm.models.training import Trained, Training
-from cqm.models.training_log import TrainingLog
 from cqm.quotient import center
 from cqm.worlds.function import FunctionWorld
 
@@ -254,15 +254,15 @@ def test_an_interrupted_fit_continues_to_the_same_predictions(
     """Task-TD has all that must be found again: a target network and windows of transitions."""
     weights = directions(4, 2, 2)
     whole = fitted("task-td", linear, TINY).values(linear_test, weights)
-    written, write = [], TrainingLog.write
+    written, write = [], Checkpoint.write
 
-    def interrupted(self, step, metrics):
-        write(self, step, metrics)
-        written.append(step)
+    def interrupted(self, path):
+        write(self, path)
+        written.append(self.step)
         if len(written) == 2:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(TrainingLog, "write", interrupted)
+    monkeypatch.setattr(Checkpoint, "write", interrupted)
     with pytest.raises(KeyboardInterrupt):
         fitted("task-td", linear, TINY, directory=tmp_path)
     resumed = fitted("task-td", linear, TINY, directory=tmp_path)
