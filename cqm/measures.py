@@ -237,8 +237,8 @@ def project(measures: np.ndarray, features: ArrayLike) -> np.ndarray:
 def density_ratio(measures: np.ndarray, base: np.ndarray) -> np.ndarray:
     """h = dM_{s,a}/dM̄_s − 1, with `base` M̄ `[states, events]` (eq. density-ratio).
 
-    Raises if a measure puts mass on an event that the base cannot reach. The ratio of events that
-    neither can reach is set to 0, which changes no integral.
+    Raises if a measure puts mass on an event where the base has none. Where neither has mass, the
+    ratio is set to 0, which changes no integral.
 
     >>> density_ratio(np.array([[[1.25, 0.25], [0.0, 1.5]]]), np.array([[0.625, 0.875]])).tolist()
     [[[1.0, -0.7142857142857143], [-1.0, 0.7142857142857142]]]
@@ -269,7 +269,7 @@ def density_ratio(measures: np.ndarray, base: np.ndarray) -> np.ndarray:
 def outcome_posterior(measures: np.ndarray, reference: Reference = None) -> np.ndarray:
     """p(A = a | s, Z = z) by Bayes' rule, if A ~ ρ and Z follows the normalised measure of A.
 
-    The posterior of an impossible event is set to ρ itself.
+    Given an impossible event, the posterior is set to ρ itself.
 
     >>> outcome_posterior(np.array([[[3.0, 0.0], [1.0, 4.0]]]))[0].tolist()
     [[0.75, 0.0], [0.25, 1.0]]

@@ -170,9 +170,10 @@ class Query:
                 must be numbers.
             features: The world. If the formula is linear or `events` are given, it can also be any
                 object with feature names, or the names themselves.
-            events: Native features `[..., features]` of the events to project over, such as the
-                `steps` array of branches; by default, events are sampled from the world.
-            num_events: Number of events to sample.
+            events: Steps to fit the projection on, given by their native features
+                `[..., features]`, such as the `steps` array of branches; by default, steps are
+                sampled from the world.
+            num_events: Number of steps to sample.
             seed: Random seed for the sample.
 
         >>> Query.formula("3 - (x + 2*y)/4", ["x", "y"]).weights

@@ -65,8 +65,8 @@ def audit(
     stretches of the set. Changes to a share p of the families are found with probability 1 − (1 −
     p)^k if they are scattered. If they are contiguous, they are always found for p ≥ 2/k, and with
     probability about p·k for p < 1/k. The states themselves are checked only in 2 to 8 blocks that
-    are collected again from the seed (about 65,000 steps in all). Half of these are blocks with
-    dropped families, if there are any.
+    are collected again from the seed (about 65,000 steps in all). Half of the blocks are
+    chosen among those with dropped families, if there are enough of them.
 
     Args:
         branches: The set to audit, or its directory.

@@ -118,7 +118,7 @@ class Audit:
     directory: Directory
     """Directory of the branches."""
     families: Annotated[int | None, default("one per 256 states, at least 64, at most 1024")] = None
-    """Number of families to replay."""
+    """Number of families to replay; a family is the set of all branches from one state."""
     seed: int = 0
     """Random seed for choosing families and for the fresh noise used in the comparisons."""
     json: Json = False

@@ -18,7 +18,7 @@ class Reproduce:
     """
 
     preset: Literal["quick", "paper", "smoke"] = "quick"
-    """Size of the run: paper takes hours (up to 5 seeds), quick minutes (1), smoke seconds."""
+    """Size of the run: paper (hours, up to 5 seeds), quick (minutes, 1 seed) or smoke (seconds)."""
     study: Literal["paper", "logs"] = "paper"
     """What to run: the paper's benchmark, or a comparison of logs with branches."""
     domains: Annotated[tuple[str, ...] | None, default("all four")] = None

@@ -125,7 +125,7 @@ class Benchmark(Study):
         return ""
 
     def code(self, job: JobKey) -> str | None:
-        """Of the branches, the method and its scores; titles and colours do not count."""
+        """Digest of the code that collects, fits and scores; titles and colours do not count."""
         modules = [__name__, "cqm.experiments.job"]
         if job["method"] != CEILINGS:
             method = self.methods.get(job["method"].partition("+")[0])

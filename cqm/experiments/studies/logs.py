@@ -163,7 +163,7 @@ class LogsStudy(Study):
         return ""
 
     def code(self, job: JobKey) -> str | None:
-        """Of this study and of everything behind it."""
+        """Digest of the code of this study and of everything it imports."""
         return code_digest([__name__])
 
     def do(self, directory: Path, job: JobKey) -> dict[str, Any]:
