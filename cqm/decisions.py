@@ -309,7 +309,7 @@ class Verdict:
     @property
     def trust(self) -> str:
         """What the confidence means, in one sentence."""
-        sampled = "If no event has a larger projection error than those sampled, the"
+        sampled = "If the reward is nowhere further from linear than in the sampled steps, the"
         return (
             f"{sampled if self.projected else 'The'} intervals and the bounds on the regret hold "
             f"with {self._percent} confidence over states like the {self.calibration_states} "

@@ -124,7 +124,7 @@ def atomic_file(path: str | Path) -> Iterator[BinaryIO]:
                 os.fsync(file.fileno())
                 _rename(temporary, path)
             except BaseException:
-                if _is_at(temporary, file):  # and is not another writer's by now
+                if _is_at(temporary, file.fileno()):  # and is not another writer's by now
                     temporary.unlink(missing_ok=True)
                 raise
     except OSError as error:
@@ -154,7 +154,9 @@ def _open_temporary(path: Path) -> tuple[Path, BinaryIO]:
             label += 1  # another user's
             continue
         locked = _lock(file)
-        if (locked or (locked is None and label == os.getpid())) and _is_at(temporary, file):
+        if (locked or (locked is None and label == os.getpid())) and _is_at(
+            temporary, file.fileno()
+        ):
             file.truncate(0)
             return temporary, file
         file.close()
@@ -186,10 +188,10 @@ def _lock(file: BinaryIO) -> bool | None:
     return True
 
 
-def _is_at(path: Path, file: BinaryIO) -> bool:
+def _is_at(path: Path, descriptor: int) -> bool:
     """Whether an open file still has this name: it may have been renamed or removed meanwhile."""
     try:
-        return os.path.samestat(os.stat(path), os.fstat(file.fileno()))
+        return os.path.samestat(os.stat(path), os.fstat(descriptor))
     except FileNotFoundError:
         return False
 
@@ -384,7 +386,7 @@ def read_described(
                 if hashlib.file_digest(file, "sha256").hexdigest() != content["sha256"]:
                     continue
                 arrays, metadata = read_arrays(arrays_path)
-                if _is_at(arrays_path, file):
+                if _is_at(arrays_path, file.fileno()):
                     return content, arrays, metadata
         except FileNotFoundError as error:
             raise DamagedFileError(f"{arrays_path} is missing; {repair}") from error
@@ -538,7 +540,7 @@ def remove_partial(directory: str | Path) -> None:
         with contextlib.suppress(OSError), open(path, "r+b") as file:
             own = path.name.split(".")[-3:-2] == [_host()]
             age = time.time() - os.fstat(file.fileno()).st_mtime
-            if (own or age > _ABANDONED_SECONDS) and _lock(file) and _is_at(path, file):
+            if (own or age > _ABANDONED_SECONDS) and _lock(file) and _is_at(path, file.fileno()):
                 path.unlink()
 
 
@@ -588,9 +590,9 @@ def _locked(path: Path) -> int | None:
     lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.path.samestat(os.stat(path), os.fstat(lock)):
+        if _is_at(path, lock):
             return lock
-    except (BlockingIOError, FileNotFoundError):
+    except BlockingIOError:
         pass
     except OSError as error:
         if error.errno in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):

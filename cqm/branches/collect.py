@@ -192,11 +192,9 @@ def _check_arms(
 
 def _check_size(plan: Plan, directory: Path | None) -> None:
     """Refuse a collection that needs more memory or disk space than there is."""
-    recipe, world, native = plan.recipe, plan.world, plan.world.native
-    sizes = (plan.num_arms, len(native.feature_names), len(world.control_low))
-    per_family = stored_bytes(plan)
+    recipe, arms, per_family = plan.recipe, plan.num_arms, stored_bytes(plan)
     # While a block is simulated, the controls and the features of every step are in memory.
-    arms, num_features, num_controls = sizes
+    num_features, num_controls = len(plan.world.native.feature_names), len(plan.world.control_low)
     steps = recipe.draws * recipe.horizon * 8 * (1 + arms * num_features)
     steps += arms * recipe.horizon * num_controls * 8
     rows = min(BLOCK, recipe.states)

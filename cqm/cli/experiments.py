@@ -82,7 +82,7 @@ class Report:
             say(f"left out: {problem}")
         print(report.write(self.directory))
         if not records and (others := studies.made_by_other_code(self.directory)):
-            say(f"{counted(len(others), 'job')} run with code that differs from what is installed")
+            say(f"{counted(len(others), 'job')} used code that differs from the installed version")
         return 1 if damaged else 0
 
 

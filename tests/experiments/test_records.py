@@ -203,7 +203,7 @@ def test_results_without_their_records_know_their_code(finished, tmp_path_factor
         shutil.copy(path, published)
     assert [state["code"] for state in results.load(published).jobs] == ["today"] * 3
     assert main(["report", str(published)]) == 0
-    assert "3 jobs run with code that differs from what is installed" in capsys.readouterr().err
+    assert "3 jobs used code that differs from the installed version" in capsys.readouterr().err
     assert len(studies.made_by_other_code(published)) == 3
 
 
