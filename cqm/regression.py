@@ -13,6 +13,8 @@ import numpy as np
 
 _PENALTIES = 10.0 ** np.arange(-6, 4)  # per row, for regressors of unit size
 _UNPENALISED = 1e3  # scale at which the penalty of a regressor becomes negligible
+_GRADIENT_ROWS = 2_000  # enough for the average over gradients
+_SMALLEST_SCALE = 1e-4  # of a direction in which the function does not vary
 _SCALES = (1.0, 2.0, 4.0)  # frequencies, in radians over the overall spread of the inputs
 
 
@@ -114,6 +116,86 @@ class RandomFourierFeatures:
         """`[n, 1 + inputs + waves]`."""
         waves = np.cos(inputs @ self.frequencies + self.phases)
         return np.concatenate([np.ones((len(inputs), 1)), inputs, waves], axis=1)
+
+    def gradient_products(self, weights: np.ndarray, inputs: np.ndarray) -> np.ndarray:
+        """Mean outer product of the gradients of `self(inputs) @ weights`, `[inputs, inputs]`.
+
+        Args:
+            weights: `[1 + inputs + waves, outputs]`.
+            inputs: Where to average, `[n, inputs]`.
+        """
+        size = inputs.shape[1]
+        slopes = -np.sin(inputs @ self.frequencies + self.phases)  # [n, waves]
+        total = np.zeros((size, size))
+        for own in weights.T:
+            gradients = own[1 : 1 + size] + (slopes * own[1 + size :]) @ self.frequencies.T
+            total += gradients.T @ gradients / len(inputs)
+        return total / weights.shape[1]
+
+
+def pair_products(inputs: np.ndarray) -> np.ndarray:
+    """Products of all pairs of inputs, squares included, `[n, pairs]`."""
+    i, j = np.triu_indices(inputs.shape[1])
+    return inputs[:, i] * inputs[:, j]
+
+
+@dataclass(frozen=True)
+class FourierRidge:
+    """A ridge regression on random Fourier features of transformed inputs.
+
+    The transformation stretches the directions in which the function varies and shrinks the others,
+    so that the cosines are spent where they help. It is learned from the data: the mean outer
+    product of the fitted function's gradients shows in which directions it varies (Radhakrishnan
+    et al. 2024, "Mechanism for feature learning in neural networks and backpropagation-free machine
+    learning models").
+    """
+
+    transform: np.ndarray  # [inputs, coordinates]
+    features: RandomFourierFeatures
+    fitted: Ridge
+    products: np.ndarray  # [inputs, inputs], mean outer product of the gradients
+
+    def __call__(self, inputs: np.ndarray) -> np.ndarray:
+        """`[n, outputs]`."""
+        return self.features(inputs @ self.transform) @ self.fitted.weights
+
+
+def fourier_ridge(
+    inputs: np.ndarray,
+    targets: np.ndarray,
+    folds: np.ndarray,
+    *,
+    waves: int,
+    rounds: int,
+    rng: np.random.Generator,
+) -> FourierRidge:
+    """Regress targets `[n, outputs]` on inputs `[n, inputs]`, and learn which inputs matter.
+
+    Args:
+        inputs: Inputs of comparable scale.
+        targets: Values to explain, in comparable units.
+        folds: Fold of each row, `[n]`.
+        waves: Number of cosines.
+        rounds: How often the transformation is learned; it stops earlier if that does not help.
+        rng: Random generator that draws the cosines.
+    """
+    transform, best, least = np.eye(inputs.shape[1]), None, np.inf
+    sample = inputs[:: max(1, len(inputs) // _GRADIENT_ROWS)]
+    for _ in range(rounds + 1):
+        seen = inputs @ transform
+        features = RandomFourierFeatures.draw(seen, waves, rng)
+        fitted = ridge(features(seen), targets, folds)
+        error = float(np.mean((fitted.predictions - targets) ** 2))
+        if error >= least:
+            break
+        products = features.gradient_products(fitted.weights, sample @ transform)
+        products = transform @ products @ transform.T
+        best, least = FourierRidge(transform, features, fitted, products), error
+        values, axes = np.linalg.eigh(products)
+        scales = np.sqrt(np.maximum(values, 0) / max(values[-1], 1e-300))
+        transform = axes * np.maximum(scales, _SMALLEST_SCALE)
+    assert best is not None
+    return best
 
 
 def shrunk_covariance(residuals: np.ndarray) -> np.ndarray:

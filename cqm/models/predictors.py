@@ -20,7 +20,7 @@ from cqm.capacity import require_memory
 from cqm.models.network import Classifier, Network, named_arrays, with_arrays
 from cqm.models.preprocessing import Coordinates
 from cqm.models.transition import Transition
-from cqm.regression import RandomFourierFeatures, Table
+from cqm.regression import RandomFourierFeatures, Table, pair_products
 
 _UNROLLED_ROWS = 32  # states that are unrolled at once, each with all actions and continuations
 
@@ -55,7 +55,11 @@ class TablePredictor:
 
 @dataclass(frozen=True)
 class FourierPredictor:
-    """Effects that are linear in random Fourier features of the state."""
+    """Effects that are linear in regressors of the state.
+
+    The regressors are a constant, the inputs, cosines of them and, if there are weights for them,
+    the products of all pairs of inputs.
+    """
 
     inputs: Coordinates
     frequencies: np.ndarray  # [members, inputs, waves]
@@ -87,6 +91,8 @@ class FourierPredictor:
             self.frequencies, self.phases, self.weights, strict=True
         ):
             regressors = RandomFourierFeatures(frequencies, phases)(inputs)
+            if weights.shape[1] > regressors.shape[1]:
+                regressors = np.concatenate([regressors, pair_products(inputs)], axis=1)
             parts.append(np.stack([regressors @ own for own in weights], axis=1))
         return np.stack(parts) @ self.basis.T
 
@@ -108,20 +114,28 @@ class DirectPredictor:
     inputs: Coordinates
     basis: np.ndarray  # [features, coordinates]
     network: Network  # members stacked
+    controls: np.ndarray | None = None  # [actions, controls]; None if actions have an embedding
 
     def __call__(self, observations: np.ndarray) -> np.ndarray:
         """Effects, `[members, n, actions, features]`."""
         inputs = np.asarray(self.inputs(observations), np.float32)
+        controls = None if self.controls is None else jnp.asarray(self.controls, jnp.float32)
 
         def predict(block: Array) -> Array:
-            return _by_member(Network.effects, self.network, block)
+            return _by_member(_direct_effects, self.network, block, controls)
 
         return in_blocks(predict, inputs, 1024, axis=1) @ self.basis.T
 
     def arrays(self) -> Arrays:
-        """Coordinates, basis and layers."""
-        network = _network_arrays("network", self.network)
-        return {**self.inputs.arrays("inputs"), "basis": self.basis, **network}
+        """Coordinates, basis, layers and control vectors."""
+        arrays = {**self.inputs.arrays("inputs"), "basis": self.basis}
+        if self.controls is not None:
+            arrays["controls"] = self.controls
+        return arrays | _network_arrays("network", self.network)
+
+
+def _direct_effects(network: Network, inputs: Array, controls: Array | None) -> Array:
+    return network.effects(inputs, controls=controls)
 
 
 def check_draws(draws: int, horizon: int, num_actions: int, width: int) -> None:
@@ -132,44 +146,53 @@ def check_draws(draws: int, horizon: int, num_actions: int, width: int) -> None:
 
 @dataclass(frozen=True)
 class UnrolledPredictor:
-    """A transition network, unrolled under fresh continuations and averaged over them.
+    """A transition network, unrolled under fresh continuations and noise and averaged over them.
 
     The later actions are drawn from a known law, or chosen by an estimated behaviour policy.
     """
 
     inputs: Coordinates
-    basis: np.ndarray  # [features, coordinates]
-    scales: np.ndarray  # [coordinates], from standardised features to those of the basis
+    basis: np.ndarray  # [features, outputs], from the network's outputs to features
     discounts: np.ndarray  # [horizon]
+    controls: np.ndarray  # [actions, controls], the candidate actions
     network: Transition  # members stacked
     continuations: np.ndarray  # [draws, horizon − 1], actions; uniform numbers for a behaviour
-    behaviour: Classifier | None = None  # sees the moved coordinates and the initial context
+    noise: np.ndarray | None = None  # [draws, horizon, noise], paths that were observed
+    behaviour: Classifier | None = None  # sees the state and the context
 
     def __call__(self, observations: np.ndarray) -> np.ndarray:
         """Effects, `[members, n, actions, features]`."""
         inputs = np.asarray(self.inputs(observations), np.float32)
-        fixed = (jnp.asarray(self.discounts, jnp.float32), jnp.asarray(self.scales, jnp.float32))
+        controls, noise, discounts = (
+            None if values is None else jnp.asarray(values, jnp.float32)
+            for values in (self.controls, self.noise, self.discounts)
+        )
         drawn = jnp.asarray(self.continuations)
 
         def predict(block: Array) -> Array:
             if self.behaviour is None:
-                return _by_member(Transition.effects, self.network, block, drawn, *fixed)
-            return _by_member(
-                Transition.effects_under, self.network, block, self.behaviour, drawn, *fixed
-            )
+                return _by_member(
+                    Transition.effects, self.network, block, controls, drawn, noise, discounts
+                )
+            policy = (self.behaviour, drawn, noise, discounts)
+            return _by_member(Transition.effects_under, self.network, block, controls, *policy)
 
         return in_blocks(predict, inputs, _UNROLLED_ROWS, axis=1) @ self.basis.T
 
     def arrays(self) -> Arrays:
-        """Coordinates, basis, continuations and layers."""
+        """Coordinates, basis, continuations, noise and layers."""
+        network = self.network
         arrays = {
             **self.inputs.arrays("inputs"),
             "basis": self.basis,
-            "scales": np.asarray(self.scales, np.float32),
             "discounts": self.discounts,
+            "controls": self.controls,
             "continuations": np.asarray(self.continuations),
-            **_network_arrays("network", self.network),
+            "sizes": np.array([network.num_states, network.num_moved]),
+            **_network_arrays("network", network),
         }
+        if self.noise is not None:
+            arrays["noise"] = self.noise
         if self.behaviour is not None:
             arrays |= _network_arrays("behaviour", self.behaviour)
         return arrays
@@ -183,30 +206,77 @@ def restore_predictor(arrays: Mapping[str, np.ndarray]) -> Predictor:
     if "waves.weights" in arrays:
         names = ("frequencies", "phases", "weights")
         return FourierPredictor(inputs, basis=basis, **{n: arrays[f"waves.{n}"] for n in names})
-    sizes = (inputs.matrix.shape[1], arrays["network.embedding"].shape[1], basis.shape[1])
-    key = jax.random.key(0)
     if "network.decoder.weight" in arrays:
-        *_, width, rank = arrays["network.head.2.weight"].shape
-        direct = _restored(Network(*sizes, rank=rank, width=width, key=key), "network", arrays)
-        return DirectPredictor(inputs, basis, direct)
-    transition = Transition(
-        *sizes,
-        width=arrays["network.embedding"].shape[2],
+        return _restored_direct(inputs, basis, arrays)
+    return _restored_unrolled(inputs, current_unrolled(arrays))
+
+
+def _restored_direct(
+    inputs: Coordinates, basis: np.ndarray, arrays: Mapping[str, np.ndarray]
+) -> DirectPredictor:
+    *_, width, rank = arrays["network.head.2.weight"].shape
+    controls = arrays.get("controls")
+    network = Network(
+        inputs.matrix.shape[1],
+        arrays["network.embedding"].shape[1] if controls is None else len(controls),
+        basis.shape[1],
+        rank=rank,
+        width=width,
+        num_controls=None if controls is None else controls.shape[1],
+        key=jax.random.key(0),
+    )
+    return DirectPredictor(inputs, basis, _restored(network, "network", arrays), controls)
+
+
+def current_unrolled(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The arrays of an unrolled model, with those of version 0.2 renamed.
+
+    There, an action had an embedding, which is its column of a matrix that is applied to indicator
+    vectors, and the basis was kept apart from the scales of the coordinates.
+    """
+    current = dict(arrays)
+    if "network.embedding" not in current:
+        return current
+    current["network.controls"] = current.pop("network.embedding")
+    current["controls"] = np.eye(current["network.controls"].shape[1])
+    size = current["basis"].shape[1]
+    current["basis"] = current["basis"] * current.pop("scales")
+    states = size
+    if "network.lift.bias" in current:
+        states = current["network.lift.bias"].shape[1]
+    current["sizes"] = np.array([states, size])
+    return current
+
+
+def _restored_unrolled(
+    inputs: Coordinates, arrays: Mapping[str, np.ndarray]
+) -> UnrolledPredictor:
+    num_states, num_moved = map(int, arrays["sizes"])
+    controls, basis, noise = arrays["controls"], arrays["basis"], arrays.get("noise")
+    network = Transition(
+        inputs.matrix.shape[1],
+        controls.shape[1],
+        num_states,
+        num_moved=num_moved,
+        num_readouts=arrays["network.last.bias"].shape[1] - num_states,
+        num_noise=0 if noise is None else noise.shape[2],
+        width=arrays["network.controls"].shape[2],
         has_latent="network.lift.weight" in arrays,
-        key=key,
+        key=jax.random.key(0),
     )
     behaviour = None
     if "behaviour.layers.0.weight" in arrays:
         num_seen, hidden = arrays["behaviour.layers.0.weight"].shape
-        empty = Classifier(num_seen, sizes[1], width=hidden, key=key)
+        empty = Classifier(num_seen, len(controls), width=hidden, key=jax.random.key(0))
         behaviour = _restored(empty, "behaviour", arrays)
     return UnrolledPredictor(
         inputs,
         basis,
-        arrays["scales"],
         arrays["discounts"],
-        _restored(transition, "network", arrays),
+        controls,
+        _restored(network, "network", arrays),
         arrays["continuations"],
+        noise,
         behaviour,
     )
 

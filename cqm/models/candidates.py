@@ -1,0 +1,483 @@
+"""Candidates: the ways in which an effect model can learn, behind one interface.
+
+A candidate is fitted to most of the families, compared on the others, and fitted again to all of
+them if it is chosen. Regressions are fitted in closed form. Networks are trained in cycles, each
+with a learning rate that decays to zero, so that the network after every cycle can be compared with
+the others; training ends after the first cycle that does not help.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from cqm.branches.dataset import Branches
+from cqm.models.behaviour import fit_behaviour
+from cqm.models.frame import FAMILIES, FOLDS, Frame
+from cqm.models.network import Network
+from cqm.models.predictors import (
+    DirectPredictor,
+    FourierPredictor,
+    Predictor,
+    UnrolledPredictor,
+    check_draws,
+)
+from cqm.models.preprocessing import Coordinates, input_coordinates, output_basis
+from cqm.models.stream import open_source
+from cqm.models.training import InMemory, MemberLossFn, Source, Training
+from cqm.models.transition import (
+    LATENT,
+    Transition,
+    all_branches,
+    single_step_loss,
+    step_spread,
+    unrolled_loss,
+)
+from cqm.quotient import center, edge_loss
+from cqm.regression import Ridge, RandomFourierFeatures, fold_numbers, fourier_ridge, pair_products, ridge
+
+if TYPE_CHECKING:
+    from cqm.models.effect import EffectModel
+
+NAMES = ("constant", "ridge", "direct", "unrolled")
+DIRECT = Training(updates=8_000, schedule="cosine")
+"""Default training of a direct network."""
+UNROLLED = Training(updates=8_000, batch_size=64, learning_rate=5e-4, schedule="cosine")
+"""Default training of an unrolled network."""
+CYCLES = (1 / 8, 1 / 4, 5 / 8)  # shares of the updates
+_RIDGE_FAMILIES = 50_000  # more hardly change a regression
+_WAVES, _ROUNDS = 1_024, 3
+_MAX_PAIRS = 1_000  # products of inputs in a quadratic regression
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a candidate is fitted to, and with which settings."""
+
+    model: EffectModel
+    families: Branches  # to learn from
+    all_families: Branches  # to learn from once the candidate is chosen
+    frame: Frame
+    digest: str  # of all families
+    options: Mapping[str, Any]  # of the training loop
+
+    @property
+    def controls(self) -> np.ndarray:
+        """The candidate actions as control vectors, `[actions, controls]`, of unit mean square.
+
+        Discrete actions are indicators; the others are scaled to their range.
+        """
+        actions, world = self.families.candidate_actions, self.families.world
+        listed = np.array_equal(actions, actions[0] + np.arange(len(actions))[:, None])
+        if not world.get("continuous", not (world["kind"] == "gymnasium" and listed)):
+            return np.eye(len(actions))
+        low, high = actions.min(axis=0), actions.max(axis=0)
+        scaled = (2 * actions - low - high) / np.where(high > low, high - low, 1.0)
+        return scaled / max(np.sqrt(np.mean(np.sum(scaled**2, axis=1))), 1e-300)
+
+
+class Candidate(abc.ABC):
+    """One way to learn."""
+
+    name: str
+
+    def __init__(self, task: Task):
+        self.task, self.model = task, task.model
+
+    def obstacle(self) -> str:
+        """Why the candidate cannot be fitted; empty if it can."""
+        needed = {
+            "families that branch every action": self.task.frame.complete,
+            "graph=None": self.model.graph is None,
+            "decoder_rank=None": self.model.decoder_rank is None,
+            "conditioning='learned'": self.model.conditioning == "learned",
+        }
+        missing = [what for what, given in needed.items() if not given]
+        return f"needs {', and '.join(missing)}" if missing else ""
+
+
+class ClosedForm(Candidate):
+    """A candidate without training."""
+
+    @abc.abstractmethod
+    def fit(self, families: Branches) -> Predictor:
+        """Learn from families."""
+
+
+class Constant(ClosedForm):
+    """The same effects in every state: the mean."""
+
+    name = "constant"
+
+    def fit(self, families: Branches) -> Predictor:
+        """Average the effects."""
+        means = [part.effects().mean(axis=1).sum(axis=0) for part in families.batches()]
+        mean = sum(means) / len(families) @ self.task.frame.targets  # [actions, coordinates]
+        size = len(families.observation_names)
+        return FourierPredictor(
+            Coordinates(np.zeros(size), np.zeros((size, 0))),
+            np.zeros((1, 0, 0)),
+            np.zeros((1, 0)),
+            mean[None, :, None],
+            self.task.frame.outputs,
+        )
+
+
+class RidgeRegression(ClosedForm):
+    """Ridge regression on the state.
+
+    Each coordinate of each action's effect has the regressors and the penalty that predict it best
+    across folds: a constant, the inputs, their products, or cosines of learned coordinates.
+    """
+
+    name = "ridge"
+
+    def fit(self, families: Branches) -> Predictor:
+        """Fit every set of regressors and choose among them, output by output."""
+        families = families[:_RIDGE_FAMILIES]
+        frame, model = self.task.frame, self.model
+        inputs = frame.inputs(families.observations)
+        targets = np.concatenate([frame.rows_of_targets(p.effects()) for p in families.batches()])
+        folds = fold_numbers(len(inputs), min(FOLDS, len(inputs)), seed=model.seed)
+        num, size = inputs.shape
+        constant, fourier = np.ones((num, 1)), None
+        pairs = size * (size + 1) // 2
+        weights = np.zeros((1 + size + _WAVES + pairs, targets.shape[1]))
+        least = np.full(targets.shape[1], np.inf)
+
+        def offer(fitted: Ridge, places: Any, own: np.ndarray) -> None:
+            """Take over the outputs that this regression predicts better than those before."""
+            errors = np.mean((fitted.predictions - targets) ** 2, axis=0)
+            better = errors < least
+            weights[:, better] = 0
+            weights[np.ix_(places, np.flatnonzero(better))] = own[:, better]
+            least[better] = errors[better]
+
+        for design, places in (
+            (constant, [0]),
+            (np.concatenate([constant, inputs], axis=1), range(1 + size)),
+        ):
+            fitted = ridge(design, targets, folds)
+            offer(fitted, places, fitted.weights)
+        if pairs <= min(_MAX_PAIRS, num // 4):
+            fitted = ridge(np.concatenate([constant, inputs, pair_products(inputs)], axis=1), targets, folds)
+            places = np.r_[: 1 + size, 1 + size + _WAVES : len(weights)]
+            offer(fitted, places, fitted.weights)
+        rng = np.random.default_rng(model.seed)
+        fourier = fourier_ridge(
+            inputs, targets, folds, waves=min(_WAVES, max(16, num // 4)), rounds=_ROUNDS, rng=rng
+        )
+        waves = fourier.features.frequencies.shape[1]
+        own = fourier.fitted.weights.copy()
+        own[1 : 1 + size] = fourier.transform @ own[1 : 1 + size]
+        offer(fourier.fitted, range(1 + size + waves), own)
+        used = np.abs(weights).max(axis=1) > 0
+        kept = np.r_[: 1 + size + waves, 1 + size + _WAVES : len(weights)]
+        if not used[1 + size + _WAVES :].any():
+            kept = kept[: 1 + size + waves]
+        frequencies = fourier.transform @ fourier.features.frequencies
+        features = RandomFourierFeatures(frequencies, fourier.features.phases)
+        if not used[1 + size : 1 + size + waves].any():
+            features = RandomFourierFeatures(frequencies[:, :0], features.phases[:0])
+            kept = np.setdiff1d(kept, np.arange(1 + size, 1 + size + waves))
+        shaped = weights[kept].reshape(len(kept), families.num_actions, -1).transpose(1, 0, 2)
+        return FourierPredictor.of_members(frame.inputs, [(features, shaped)], frame.outputs)
+
+
+class Trained(Candidate):
+    """A candidate whose network is trained in cycles."""
+
+    default: Training
+
+    def __init__(self, task: Task):
+        super().__init__(task)
+        self.settings = task.model._training_settings(self.default)
+        self._rows: Source | None = None
+
+    @abc.abstractmethod
+    def rows(self, part: Branches) -> dict[str, np.ndarray]:
+        """Training rows of some families, as many for each family."""
+
+    @abc.abstractmethod
+    def initial(self) -> Any:
+        """The networks before training, members stacked."""
+
+    @abc.abstractmethod
+    def loss(self) -> MemberLossFn:
+        """What a member minimises on a batch."""
+
+    @abc.abstractmethod
+    def predictor(self, network: Any) -> Predictor:
+        """The predictor with these networks."""
+
+    def first_stages(self) -> list[tuple[str, MemberLossFn, Training]]:
+        """Training runs before the first cycle."""
+        return []
+
+    def cycles(self) -> list[Training]:
+        """Settings of the cycles; one if no families are held out."""
+        total = self.settings.updates
+        if len(self.task.families) == len(self.task.all_families):
+            return [self.settings]
+        parts = [max(1, round(share * total)) for share in CYCLES]
+        return [replace(self.settings, updates=num) for num in parts]
+
+    def source(self, *, everything: bool) -> Source:
+        """Rows of the families to learn from, or of all of them."""
+        task, seed = self.task, self.settings.seed
+        assert seed is not None
+        memory = task.model.memory_gb
+        if self._rows is None:
+            self._rows = open_source(task.all_families, self.rows, memory_gb=memory, seed=seed)
+        if everything or len(task.families) == len(task.all_families):
+            return self._rows
+        if isinstance(self._rows, InMemory):
+            per_family = len(next(iter(self._rows.arrays.values()))) // len(task.all_families)
+            num = per_family * len(task.families)
+            return InMemory({name: rows[:num] for name, rows in self._rows.arrays.items()})
+        return open_source(task.families, self.rows, memory_gb=memory, seed=seed)
+
+    def train(self, network: Any, name: str, training: Training, *, everything: bool) -> Any:
+        """Train for one cycle."""
+        stages = [(f"{self.name}-{name}", self.loss(), training)]
+        return self._run(network, stages, everything=everything)
+
+    def pretrain(self, network: Any) -> Any:
+        """Run the stages before the first cycle."""
+        return self._run(network, self.first_stages(), everything=False)
+
+    def _run(self, network: Any, stages: list[Any], *, everything: bool) -> Any:
+        source = self.source(everything=everything)
+        return self.model._train(network, stages, source, self.task.digest, self.task.options)
+
+
+class Direct(Trained):
+    """A network of state and action that regresses the centred outcomes, as the paper does."""
+
+    name, default = "direct", DIRECT
+
+    def __init__(self, task: Task):
+        super().__init__(task)
+        frame, conditioning = task.frame, self.model.conditioning
+        self.controls: np.ndarray | None = None
+        if conditioning == "learned":
+            self.inputs, self.targets, self.outputs = frame.inputs, frame.targets, frame.outputs
+            self.controls = task.controls
+            return
+        sample = task.families[:FAMILIES]
+        effects = sample.effects() if frame.complete else center(sample.outcomes)
+        basis = output_basis(conditioning, effects)
+        size = float(np.sqrt(np.mean((effects @ basis) ** 2))) or 1.0
+        moved = basis if task.families.features_are_next_observation else None
+        self.inputs = input_coordinates(
+            conditioning, task.families[:_RIDGE_FAMILIES].observations, moved
+        )
+        self.targets, self.outputs = basis / size, size * basis
+
+    def obstacle(self) -> str:
+        """Nothing: the paper's network learns from any families."""
+        return ""
+
+    def rows(self, part: Branches) -> dict[str, np.ndarray]:
+        """Inputs, arms and targets of each state."""
+        return {
+            "inputs": np.asarray(self.inputs(part.observations), np.float32),
+            "arms": part.arms.astype(np.int32),
+            "targets": np.concatenate([self._targets(piece) for piece in part.batches()]),
+        }
+
+    def _targets(self, part: Branches) -> np.ndarray:
+        if self.task.frame.complete:
+            outcomes = part.effects(self.model.reference).mean(axis=1)
+        else:
+            outcomes = center(part.outcomes.mean(axis=1))
+        return np.asarray(outcomes @ self.targets, np.float32)
+
+    def initial(self) -> Network:
+        """The paper's network; its rank is that of the effects unless one is given."""
+        sizes = (self.inputs.matrix.shape[1], self.task.families.num_actions)
+        size, controls = self.targets.shape[1], self.controls
+        return self.model._ensemble(
+            lambda key: Network(
+                *sizes,
+                size,
+                rank=self.model.decoder_rank or size,
+                width=self.model.width,
+                num_controls=None if controls is None else controls.shape[1],
+                key=key,
+            )
+        )
+
+    def loss(self) -> MemberLossFn:
+        """Squared error of the effects, or of their differences along a graph."""
+        model, complete = self.model, self.task.frame.complete
+        controls = None if self.controls is None else jnp.asarray(self.controls, jnp.float32)
+
+        def loss(network: Network, batch: Mapping[str, Array]) -> Array:
+            predicted = network.effects(batch["inputs"], model.reference, controls=controls)
+            if model.graph is not None:
+                return edge_loss(model.graph, predicted, batch["targets"])
+            if not complete:
+                # Centred over a family's own arms: all pairwise differences within the family.
+                predicted = jnp.take_along_axis(predicted, batch["arms"][..., None], axis=-2)
+                predicted = center(predicted)
+            return jnp.mean(jnp.sum((predicted - batch["targets"]) ** 2, axis=-1))
+
+        return loss
+
+    def predictor(self, network: Any) -> Predictor:
+        """The networks between input coordinates and the effects' own."""
+        return DirectPredictor(self.inputs, self.outputs, network, self.controls)
+
+
+class Unrolled(Trained):
+    """A transition network, unrolled under the known later actions and noise."""
+
+    name, default = "unrolled", UNROLLED
+
+    def obstacle(self) -> str:
+        """Steps must be stored; a policy must see what the transition follows."""
+        families, model = self.task.families, self.model
+        follows_policy = families.recipe.continuation.open_loop or self.task.frame.own is not None
+        needed = {
+            "features of every step (collect with per_step=True)": families.recipe.per_step,
+            "features that contain the observation, because the later actions depend on it": (
+                follows_policy
+            ),
+            "graph=None": model.graph is None,
+            "decoder_rank=None": model.decoder_rank is None,
+            "conditioning='learned'": model.conditioning == "learned",
+        }
+        missing = [what for what, given in needed.items() if not given]
+        return f"needs {', and '.join(missing)}" if missing else ""
+
+    @property
+    def has_signal(self) -> bool:
+        """Whether the world's noise is a signal, which the network can see."""
+        return self.task.families.noise_kind == "signal"
+
+    def rows(self, part: Branches) -> dict[str, np.ndarray]:
+        """One row per draw."""
+        recipe, frame, table = part.recipe, self.task.frame.steps, self.task.controls
+        steps = [np.asarray(frame.steps(b.step_features), np.float32) for b in part.batches()]
+        actions = np.asarray(all_branches(part.arms[:, None], part.continuation))
+        rows = {
+            "controls": np.asarray(table[actions], np.float32),
+            "steps": np.concatenate(steps),
+        }
+        if self.has_signal:
+            rows["noise"] = np.asarray(self._standardised(part.noise), np.float32)
+        inputs = np.asarray(frame.inputs(part.observations), np.float32)
+        num = len(part) * recipe.draws
+        return {
+            "inputs": np.repeat(inputs, recipe.draws, axis=0),
+            **{name: values.reshape(num, *values.shape[2:]) for name, values in rows.items()},
+        }
+
+    def _standardised(self, noise: np.ndarray) -> np.ndarray:
+        """Noise `[n, draws, horizon, ...]` in units of its spread, flat beyond the horizon."""
+        if not hasattr(self, "_noise_units"):
+            sample = _flat_noise(self.task.families[:FAMILIES].noise)
+            spread = sample.std(axis=(0, 1, 2))
+            self._noise_units = sample.mean(axis=(0, 1, 2)), np.where(spread > 0, spread, 1.0)
+        mean, spread = self._noise_units
+        return (_flat_noise(noise) - mean) / spread
+
+    def initial(self) -> Transition:
+        """A transition network for the frame's coordinates."""
+        frame, model = self.task.frame.steps, self.model
+        latent = frame.num_states == 0
+        readouts = frame.steps.matrix.shape[1] - frame.num_states
+        num_noise = self._paths().shape[-1] if self.has_signal else 0
+        num_controls = self.task.controls.shape[1]
+        return model._ensemble(
+            lambda key: Transition(
+                frame.inputs.matrix.shape[1],
+                num_controls,
+                LATENT if latent else frame.num_states,
+                num_moved=frame.num_moved,
+                num_readouts=readouts,
+                num_noise=num_noise,
+                width=model.width,
+                has_latent=latent,
+                key=key,
+            )
+        )
+
+    def _paths(self) -> np.ndarray:
+        """Observed paths of the noise to average over, `[draws, horizon, noise]`."""
+        noise = self._standardised(self.task.families[:FAMILIES].noise)
+        paths = noise.reshape(-1, *noise.shape[2:])
+        chosen = np.random.default_rng([self.model.seed, 1]).choice(
+            len(paths), self.model.draws, replace=len(paths) < self.model.draws
+        )
+        return paths[chosen]
+
+    def first_stages(self) -> list[tuple[str, MemberLossFn, Training]]:
+        """Single steps, if the features show the state."""
+        size = self.task.frame.steps.num_states
+        if size == 0:
+            return []
+        spread = step_spread(self.source(everything=False).window(0), size)
+        quick = self.model._training_settings(replace(self.default, learning_rate=1e-3))
+        quick = replace(quick, batch_size=min(32, quick.batch_size))
+        return [("unrolled-steps", lambda m, batch: single_step_loss(m, batch, spread), quick)]
+
+    def loss(self) -> MemberLossFn:
+        """Error of whole branches."""
+        frame = self.task.frame
+        discounts = jnp.asarray(self.task.families.recipe.discounts, jnp.float32)
+        targets = jnp.asarray(frame.steps.outputs.T @ frame.targets, jnp.float32)
+        return lambda member, batch: unrolled_loss(member, batch, discounts, targets)
+
+    def predictor(self, network: Any) -> UnrolledPredictor:
+        """The networks with the continuations and paths to average over."""
+        frame, model, families = self.task.frame.steps, self.model, self.task.families
+        recipe = families.recipe
+        check_draws(model.draws, recipe.horizon, families.num_actions, model.width)
+        rng = np.random.default_rng(model.seed)
+        uniforms = rng.random((model.draws, recipe.horizon - 1))
+        behaviour = None
+        if recipe.continuation.open_loop:
+            uniforms = recipe.continuation.draw(uniforms, families.num_actions)
+        else:
+            behaviour = self._behaviour()
+        return UnrolledPredictor(
+            frame.inputs,
+            frame.outputs,
+            recipe.discounts,
+            self.task.controls,
+            network,
+            uniforms,
+            self._paths() if self.has_signal else None,
+            behaviour,
+        )
+
+    def _behaviour(self) -> Any:
+        """A classifier of the later actions, trained once."""
+        if not hasattr(self, "_classifier"):
+            rows = {**self.source(everything=False).window(0)}
+            table = jnp.asarray(self.task.controls, jnp.float32)
+            later = rows["controls"][..., 1:, None, :]
+            rows["actions"] = jnp.argmin(jnp.sum((later - table) ** 2, axis=-1), axis=-1)
+            size = self.task.frame.steps.num_states
+            self._classifier = fit_behaviour(
+                rows, size, len(table), self.model.seed, self.task.options
+            )
+        return self._classifier
+
+
+def _flat_noise(noise: np.ndarray) -> np.ndarray:
+    return noise.reshape(*noise.shape[:3], -1)
+
+
+CANDIDATES: dict[str, type[Candidate]] = {
+    kind.name: kind for kind in (Constant, RidgeRegression, Direct, Unrolled)
+}

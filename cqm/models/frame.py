@@ -1,0 +1,211 @@
+"""The frame: coordinates in which the effects of one world are learned, chosen by its data.
+
+Effects are measured in units of their own: each feature is divided by the size of its effects, so
+none is neglected because its numbers are small. Observations are split into the directions that
+actions move and the rest. A direction of the rest may shape the effects (a clock, a gain) or be
+unrelated to them (a nuisance); how strongly a first regression varies along it says which, and
+becomes its scale.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import numpy as np
+
+from cqm.branches.dataset import Branches
+from cqm.models.preprocessing import REST_SCALE, Coordinates, complement, output_basis, whitening
+from cqm.quotient import center
+from cqm.regression import FourierRidge, fold_numbers, fourier_ridge
+
+FAMILIES = 20_000  # enough for means, covariances and the span of the effects
+FOLDS = 5
+_STEP_FAMILIES = 2_000  # enough for the mean and spread of a step's features
+_ROUNDING = 1e-11  # effects below this share of the outcome are rounding errors
+_WAVES, _ROUNDS = 512, 3
+_SMALLEST_SCALE = 0.02  # of a direction that does not seem to matter
+_CARRIED_SCALE = 0.1  # directions of the rest above it are followed from step to step
+_PURER = 0.01  # by how much the log-variance of a coordinate must differ to choose other units
+
+
+@dataclass(frozen=True)
+class StepFrame:
+    """Coordinates for unrolling; see `cqm.models.transition`."""
+
+    inputs: Coordinates  # of observations: state and context, or whatever a latent state needs
+    steps: Coordinates  # of the features of a step: state and readouts; readouts of a latent state
+    outputs: np.ndarray  # [features, outputs], from outputs to features
+    num_moved: int  # coordinates of the state that actions move; 0 for a latent state
+    num_states: int  # coordinates of the state; 0 for a latent state
+
+
+class Frame:
+    """Coordinates of one set of branches.
+
+    Args:
+        branches: The families to learn from.
+        seed: Random seed for the first regression.
+    """
+
+    def __init__(self, branches: Branches, *, seed: int):
+        sample = branches[:FAMILIES]
+        self.branches, self.observations, self.seed = branches, sample.observations, seed
+        self.complete = branches.num_arms == branches.num_actions
+        effects = sample.effects() if self.complete else center(sample.outcomes)
+        spread = np.sqrt(np.mean(sample.outcomes**2, axis=(0, 1, 2)))
+        size = np.sqrt(np.mean(effects**2, axis=(0, 1, 2)))
+        self.moved = size > _ROUNDING * spread  # [features]
+        self.units = np.where(self.moved, size, 1.0)
+        scaled = np.where(self.moved, effects / self.units, 0.0)
+        basis = output_basis("effect", scaled)
+        rms = float(np.sqrt(np.mean((scaled @ basis) ** 2))) or 1.0
+        self.targets = np.where(self.moved, 1 / self.units, 0.0)[:, None] * basis / rms
+        """From effects to the coordinates that are learned, `[features, coordinates]`."""
+        self.outputs = self.units[:, None] * basis * rms * self.moved[:, None]
+        """From those coordinates to effects, `[features, coordinates]`."""
+        self._effects = effects
+
+    def errors(self, predicted: np.ndarray, families: Branches) -> np.ndarray:
+        """Squared error of predicted effects, in units of the effects' own size, `[n]`.
+
+        Args:
+            predicted: Effects of all actions, `[n, actions, features]`.
+            families: What was observed instead.
+        """
+        if self.complete:
+            own, observed = center(predicted), families.effects()
+        else:
+            own = center(np.take_along_axis(predicted, families.arms[..., None], axis=1))
+            observed = center(families.outcomes)
+        misses = ((own - observed.mean(axis=1)) / self.units)[..., self.moved]
+        return np.mean(misses**2, axis=(1, 2))
+
+    @functools.cached_property
+    def own(self) -> np.ndarray | None:
+        """Positions of the observations among the features; None unless all are features."""
+        names = {name: i for i, name in enumerate(self.branches.feature_names)}
+        if not set(self.branches.observation_names) <= set(names):
+            return None
+        return np.array([names[name] for name in self.branches.observation_names])
+
+    @functools.cached_property
+    def _directions(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Units of the observations, and orthonormal bases of what actions move, and of the rest.
+
+        The projection on what actions move depends on the units: in a mixture of signals, wrong
+        units let others leak in, which shows as variance. Those with the least are taken.
+        """
+        spread = self.observations.std(axis=0)
+        spread = np.where(spread > 0, spread, 1.0)
+        if self.own is None:
+            return spread, np.zeros((len(spread), 0)), np.eye(len(spread))
+        own_units = np.where(self.moved[self.own], self.units[self.own], spread)
+        options = []
+        for units in (own_units, np.ones_like(own_units)):
+            basis = output_basis("effect", self._effects[..., self.own] / units)
+            centered = (self.observations - self.observations.mean(axis=0)) / units
+            along = centered @ basis
+            # The volume of the observations' spread, in coordinates that do not depend on units.
+            spread_matrix, back = along.T @ along / len(along), units[:, None] * basis
+            volume = np.linalg.slogdet(spread_matrix)[1] + np.linalg.slogdet(back.T @ back)[1]
+            options.append((volume / basis.shape[1], units, basis))
+        (plain, *_), (raw, *_) = options
+        same_rank = options[0][2].shape == options[1][2].shape
+        _, units, basis = options[1 if same_rank and raw < plain - _PURER else 0]
+        return units, basis, complement(basis)
+
+    @functools.cached_property
+    def _whitened(self) -> tuple[np.ndarray, np.ndarray]:
+        """Maps from observations to white coordinates: of what actions move, and of the rest."""
+        units, moved, rest = self._directions
+        centered = (self.observations - self.observations.mean(axis=0)) / units
+        return tuple(whitening(centered, part) / units[:, None] for part in (moved, rest))
+
+    @functools.cached_property
+    def _scaled_rest(self) -> tuple[np.ndarray, np.ndarray]:
+        """The rest along the axes that matter most, `[observations, rest]`, and their scales."""
+        moved, rest = self._whitened
+        if rest.shape[1] == 0 or not self.complete:
+            return REST_SCALE * rest if moved.shape[1] else rest, np.full(rest.shape[1], REST_SCALE)
+        initial = REST_SCALE if moved.shape[1] else 1.0
+        first = Coordinates(
+            self.observations.mean(axis=0), np.concatenate([moved, initial * rest], axis=1)
+        )
+        products = self._first_fit(first).products
+        size = moved.shape[1]
+        products = products * np.outer(*[np.repeat([1.0, initial], [size, rest.shape[1]])] * 2)
+        largest = np.linalg.eigvalsh(products[:size, :size] if size else products)[-1]
+        values, axes = np.linalg.eigh(products[size:, size:])
+        scales = np.sqrt(np.maximum(values, 0) / max(largest, 1e-300))[::-1]
+        return rest @ axes[:, ::-1], np.clip(scales, _SMALLEST_SCALE, 1.0)
+
+    def _first_fit(self, inputs: Coordinates) -> FourierRidge:
+        return fourier_ridge(
+            inputs(self.observations),
+            self.rows_of_targets(self._effects),
+            fold_numbers(len(self.observations), FOLDS, seed=self.seed),
+            waves=_WAVES,
+            rounds=_ROUNDS,
+            rng=np.random.default_rng(self.seed),
+        )
+
+    def rows_of_targets(self, effects: np.ndarray) -> np.ndarray:
+        """Coordinates of effects `[n, draws, actions, features]`, `[n, actions · coordinates]`."""
+        return (effects.mean(axis=1) @ self.targets).reshape(len(effects), -1)
+
+    @functools.cached_property
+    def inputs(self) -> Coordinates:
+        """Coordinates of observations for regressions and for the direct network."""
+        rest, scales = self._scaled_rest
+        matrix = np.concatenate([self._whitened[0], rest * scales], axis=1)
+        return Coordinates(self.observations.mean(axis=0), matrix)
+
+    @functools.cached_property
+    def steps(self) -> StepFrame:
+        """Coordinates for unrolling."""
+        num = len(self.branches.feature_names)
+        flat = self.branches[:_STEP_FAMILIES].step_features.reshape(-1, num)
+        if self.own is None:
+            matrix, outputs = self._readouts(np.arange(num), flat)
+            return StepFrame(self.inputs, Coordinates(flat.mean(axis=0), matrix), outputs, 0, 0)
+        units, moved, _ = self._directions
+        rest, scales = self._scaled_rest
+        follows, size = scales > _CARRIED_SCALE, moved.shape[1]
+        state = np.concatenate([moved / units[:, None], rest[:, follows]], axis=1)
+        spread = np.maximum((flat[:, self.own] @ state).std(axis=0), 1e-300)
+        readouts, outputs = self._readouts(np.setdiff1d(np.arange(num), self.own), flat)
+        along = np.zeros((num, size))
+        along[self.own] = units[:, None] * moved * spread[:size]
+        placed = np.zeros((num, state.shape[1]))
+        placed[self.own] = state / spread
+        shift, mean = flat.mean(axis=0), self.observations.mean(axis=0)
+        shift[self.own] = mean
+        context = (rest * scales)[:, ~follows]
+        return StepFrame(
+            Coordinates(mean, np.concatenate([state / spread, context], axis=1)),
+            Coordinates(shift, np.concatenate([placed, readouts], axis=1)),
+            np.concatenate([along, outputs], axis=1),
+            size,
+            state.shape[1],
+        )
+
+    def _readouts(self, chosen: np.ndarray, flat: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Maps between some features and standardised coordinates of what actions move in them.
+
+        Args:
+            chosen: Positions of the features.
+            flat: Features of some steps, `[n, features]`.
+
+        Returns:
+            From features to coordinates and back, `[features, readouts]` each.
+        """
+        chosen = chosen[self.moved[chosen]]
+        to, back = np.zeros((2, flat.shape[1], 0))
+        if len(chosen):
+            units = self.units[chosen, None]
+            basis = output_basis("effect", self._effects[..., chosen] / units[:, 0])
+            spread = np.maximum((flat[:, chosen] @ (basis / units)).std(axis=0), 1e-300)
+            to, back = np.zeros((2, flat.shape[1], basis.shape[1]))
+            to[chosen], back[chosen] = basis / units / spread, basis * units * spread
+        return to, back
