@@ -14,6 +14,7 @@ import numpy as np
 _PENALTIES = 10.0 ** np.arange(-6, 4)  # per row, for regressors of unit size
 _UNPENALISED = 1e3  # scale at which the penalty of a regressor becomes negligible
 _GRADIENT_ROWS = 2_000  # enough for the average over gradients
+_LEARNING_ROWS, _LEARNING_WAVES = 10_000, 512  # enough to learn which inputs matter
 _SMALLEST_SCALE = 1e-4  # of a direction in which the function does not vary
 _SCALES = (1.0, 2.0, 4.0)  # frequencies, in radians over the overall spread of the inputs
 
@@ -71,6 +72,48 @@ def ridge(
     for own, part in zip(rows, by_fold, strict=True):
         predictions[own] = design[own] @ part
     return Ridge(size[:, None] * weights, size[:, None] * by_fold, predictions)
+
+
+@dataclass(frozen=True)
+class Regression:
+    """A ridge regression with one penalty per output, the one with the least leave-one-out error."""
+
+    weights: np.ndarray  # [regressors, outputs]
+    predictions: np.ndarray  # [n, outputs], each row predicted from all others
+
+
+def leave_one_out_ridge(
+    design: np.ndarray, targets: np.ndarray, *, free: Sequence[int] = (0,)
+) -> Regression:
+    """Regress targets `[n, outputs]` on regressors `[n, regressors]`.
+
+    Leaving one row out changes its prediction by a factor that is known in closed form, so all
+    penalties are compared at the cost of one decomposition.
+
+    Args:
+        design: Regressors.
+        targets: Values to explain.
+        free: Columns of the design that are not shrunk, such as the constant.
+    """
+    num = len(design)
+    size = np.ones(design.shape[1])
+    size[list(free)] = _UNPENALISED
+    design = design * size
+    values, axes = np.linalg.eigh(design.T @ design)
+    values = np.maximum(values, 0)[:, None]
+    rotated = design @ axes
+    products, squares = rotated.T @ targets, rotated**2
+    least = np.full(targets.shape[1], np.inf)
+    weights, predictions = np.zeros((design.shape[1], targets.shape[1])), np.zeros(targets.shape)
+    for penalty in _PENALTIES:
+        shrunk = products / (values + penalty * num)
+        leverage = squares @ (1 / (values + penalty * num))
+        misses = (targets - rotated @ shrunk) / np.maximum(1 - leverage, 1e-6)
+        errors = np.mean(misses**2, axis=0)
+        better = errors < least
+        least[better], weights[:, better] = errors[better], shrunk[:, better]
+        predictions[:, better] = (targets - misses)[:, better]
+    return Regression(size[:, None] * (axes @ weights), predictions)
 
 
 def fold_numbers(
@@ -152,7 +195,7 @@ class FourierRidge:
 
     transform: np.ndarray  # [inputs, coordinates]
     features: RandomFourierFeatures
-    fitted: Ridge
+    fitted: Regression
     products: np.ndarray  # [inputs, inputs], mean outer product of the gradients
 
     def __call__(self, inputs: np.ndarray) -> np.ndarray:
@@ -163,7 +206,6 @@ class FourierRidge:
 def fourier_ridge(
     inputs: np.ndarray,
     targets: np.ndarray,
-    folds: np.ndarray,
     *,
     waves: int,
     rounds: int,
@@ -174,28 +216,33 @@ def fourier_ridge(
     Args:
         inputs: Inputs of comparable scale.
         targets: Values to explain, in comparable units.
-        folds: Fold of each row, `[n]`.
         waves: Number of cosines.
         rounds: How often the transformation is learned; it stops earlier if that does not help.
         rng: Random generator that draws the cosines.
     """
     transform, best, least = np.eye(inputs.shape[1]), None, np.inf
-    sample = inputs[:: max(1, len(inputs) // _GRADIENT_ROWS)]
+    step = max(1, len(inputs) // _LEARNING_ROWS)
+    sample, sample_targets = inputs[::step], targets[::step]
+    few = min(waves, _LEARNING_WAVES)
     for _ in range(rounds + 1):
-        seen = inputs @ transform
-        features = RandomFourierFeatures.draw(seen, waves, rng)
-        fitted = ridge(features(seen), targets, folds)
-        error = float(np.mean((fitted.predictions - targets) ** 2))
+        seen = sample @ transform
+        features = RandomFourierFeatures.draw(seen, few, rng)
+        fitted = leave_one_out_ridge(features(seen), sample_targets)
+        error = float(np.mean((fitted.predictions - sample_targets) ** 2))
         if error >= least:
             break
-        products = features.gradient_products(fitted.weights, sample @ transform)
+        best, least = transform, error
+        products = features.gradient_products(fitted.weights, seen[:_GRADIENT_ROWS])
         products = transform @ products @ transform.T
-        best, least = FourierRidge(transform, features, fitted, products), error
         values, axes = np.linalg.eigh(products)
         scales = np.sqrt(np.maximum(values, 0) / max(values[-1], 1e-300))
         transform = axes * np.maximum(scales, _SMALLEST_SCALE)
     assert best is not None
-    return best
+    seen = inputs @ best
+    features = RandomFourierFeatures.draw(seen, waves, rng)
+    fitted = leave_one_out_ridge(features(seen), targets)
+    products = features.gradient_products(fitted.weights, seen[:_GRADIENT_ROWS])
+    return FourierRidge(best, features, fitted, best @ products @ best.T)
 
 
 def shrunk_covariance(residuals: np.ndarray) -> np.ndarray:

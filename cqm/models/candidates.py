@@ -13,14 +13,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
 from cqm.branches.dataset import Branches
 from cqm.models.behaviour import fit_behaviour
-from cqm.models.frame import FAMILIES, FOLDS, Frame
+from cqm.models.frame import FAMILIES, Frame
 from cqm.models.network import Network
 from cqm.models.predictors import (
     DirectPredictor,
@@ -41,7 +40,13 @@ from cqm.models.transition import (
     unrolled_loss,
 )
 from cqm.quotient import center, edge_loss
-from cqm.regression import Ridge, RandomFourierFeatures, fold_numbers, fourier_ridge, pair_products, ridge
+from cqm.regression import (
+    RandomFourierFeatures,
+    Regression,
+    fourier_ridge,
+    leave_one_out_ridge,
+    pair_products,
+)
 
 if TYPE_CHECKING:
     from cqm.models.effect import EffectModel
@@ -145,14 +150,13 @@ class RidgeRegression(ClosedForm):
         frame, model = self.task.frame, self.model
         inputs = frame.inputs(families.observations)
         targets = np.concatenate([frame.rows_of_targets(p.effects()) for p in families.batches()])
-        folds = fold_numbers(len(inputs), min(FOLDS, len(inputs)), seed=model.seed)
         num, size = inputs.shape
         constant, fourier = np.ones((num, 1)), None
         pairs = size * (size + 1) // 2
         weights = np.zeros((1 + size + _WAVES + pairs, targets.shape[1]))
         least = np.full(targets.shape[1], np.inf)
 
-        def offer(fitted: Ridge, places: Any, own: np.ndarray) -> None:
+        def offer(fitted: Regression, places: Any, own: np.ndarray) -> None:
             """Take over the outputs that this regression predicts better than those before."""
             errors = np.mean((fitted.predictions - targets) ** 2, axis=0)
             better = errors < least
@@ -164,15 +168,16 @@ class RidgeRegression(ClosedForm):
             (constant, [0]),
             (np.concatenate([constant, inputs], axis=1), range(1 + size)),
         ):
-            fitted = ridge(design, targets, folds)
+            fitted = leave_one_out_ridge(design, targets)
             offer(fitted, places, fitted.weights)
         if pairs <= min(_MAX_PAIRS, num // 4):
-            fitted = ridge(np.concatenate([constant, inputs, pair_products(inputs)], axis=1), targets, folds)
+            design = np.concatenate([constant, inputs, pair_products(inputs)], axis=1)
+            fitted = leave_one_out_ridge(design, targets)
             places = np.r_[: 1 + size, 1 + size + _WAVES : len(weights)]
             offer(fitted, places, fitted.weights)
         rng = np.random.default_rng(model.seed)
         fourier = fourier_ridge(
-            inputs, targets, folds, waves=min(_WAVES, max(16, num // 4)), rounds=_ROUNDS, rng=rng
+            inputs, targets, waves=min(_WAVES, max(16, num // 4)), rounds=_ROUNDS, rng=rng
         )
         waves = fourier.features.frequencies.shape[1]
         own = fourier.fitted.weights.copy()

@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cqm.arguments import number, shown
+from cqm.arguments import number
 from cqm.branches.dataset import Branches
-from cqm.display import counted
 from cqm.models.candidates import CANDIDATES, Candidate, ClosedForm, Task, Trained, Unrolled
 from cqm.models.frame import Frame
 from cqm.models.predictors import Predictor
@@ -52,7 +51,9 @@ def seconds_of(budget: str | float) -> float:
     >>> seconds_of("5min"), seconds_of(90)
     (300.0, 90.0)
     """
-    found = re.fullmatch(r"\s*([0-9.]+)\s*(s|min|h)\s*", budget) if isinstance(budget, str) else None
+    found = (
+        re.fullmatch(r"\s*([0-9.]+)\s*(s|min|h)\s*", budget) if isinstance(budget, str) else None
+    )
     if isinstance(budget, str) and (found is None or found[1].count(".") > 1):
         raise ValueError(f"budget must be a time such as '60s', '5min' or '2h'; got {budget!r}")
     if found:
@@ -134,8 +135,11 @@ class _Choice:
             warnings.warn(f"the candidate {candidate.name} {attempt.note}", stacklevel=6)
         attempt.seconds = time.monotonic() - started
         if attempt.errors is not None:
-            say(f"{candidate.name}: held-out error {_with_error(attempt.errors)} after "
-                f"{duration(attempt.seconds)}", self.show)
+            say(
+                f"{candidate.name}: held-out error {_with_error(attempt.errors)} after "
+                f"{duration(attempt.seconds)}",
+                self.show,
+            )
 
     def _train(self, attempt: _Attempt, candidate: Trained) -> None:
         """Train cycle by cycle, until one does not help."""
@@ -147,7 +151,9 @@ class _Choice:
         network = candidate.pretrain(network)
         for i, training in enumerate(cycles):
             before = network
-            network = candidate.train(before, str(i + 1), training, everything=self.held_out is None)
+            network = candidate.train(
+                before, str(i + 1), training, everything=self.held_out is None
+            )
             predictor = candidate.predictor(network)
             errors = self._errors(predictor)
             if errors is not None and not np.isfinite(errors.mean()):

@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-import numpy as np
-
 from cqm.arguments import number, shown, whole_number
 from cqm.branches.dataset import Branches
 from cqm.models.candidates import CANDIDATES

@@ -78,12 +78,11 @@ class Estimator(Parameters, abc.ABC):
     examples: ClassVar[str]  # what it learns from, in words
 
     # Parameters that every estimator has.
-    method: str
     width: int | None
     members: int
     reference: Reference
     training: Training | None
-    updates: int | None
+    updates: Any  # a number, or None; an effect model also takes those of every cycle
     seed: int
 
     # Set by `fit`.
@@ -147,7 +146,7 @@ class Estimator(Parameters, abc.ABC):
         self.feature_names, self.observation_names = data.feature_names, data.observation_names
         self.candidate_actions_, self.action_names_ = data.candidate_actions, data.action_names
         self.num_examples_ = len(data)
-        self.method_, self.training_, self.notes_ = self.method, {}, []
+        self.method_, self.training_, self.notes_ = getattr(self, "method", ""), {}, []
         self.losses_ = np.empty(0)
         self.versions_ = {"cqm": cqm.__version__, "python": platform.python_version()}
         self.versions_ |= {name: version(name) for name in ("jax", "equinox", "optax", "numpy")}
@@ -167,7 +166,9 @@ class Estimator(Parameters, abc.ABC):
     def _training_settings(self, default: Training) -> Training:
         """The model's own settings, or these, with the model's seed and number of updates."""
         training = (self.training or default).with_seed(self.seed)
-        return training if self.updates is None else replace(training, updates=self.updates)
+        return (
+            replace(training, updates=self.updates) if isinstance(self.updates, int) else training
+        )
 
     def _train(
         self,

@@ -17,10 +17,9 @@ import numpy as np
 from cqm.branches.dataset import Branches
 from cqm.models.preprocessing import REST_SCALE, Coordinates, complement, output_basis, whitening
 from cqm.quotient import center
-from cqm.regression import FourierRidge, fold_numbers, fourier_ridge
+from cqm.regression import FourierRidge, fourier_ridge
 
 FAMILIES = 20_000  # enough for means, covariances and the span of the effects
-FOLDS = 5
 _STEP_FAMILIES = 2_000  # enough for the mean and spread of a step's features
 _ROUNDING = 1e-11  # effects below this share of the outcome are rounding errors
 _WAVES, _ROUNDS = 512, 3
@@ -144,7 +143,6 @@ class Frame:
         return fourier_ridge(
             inputs(self.observations),
             self.rows_of_targets(self._effects),
-            fold_numbers(len(self.observations), FOLDS, seed=self.seed),
             waves=_WAVES,
             rounds=_ROUNDS,
             rng=np.random.default_rng(self.seed),

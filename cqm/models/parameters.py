@@ -57,7 +57,8 @@ class Parameters:
         whole_number("seed", params["seed"], least=0, most=MAX_SEED)
         whole_number("members", params["members"], least=1)
         for name in ("width", "updates", "decoder_rank"):
-            whole_number_or_none(name, params.get(name), least=1, most=2**31 - 1)
+            if not isinstance(params.get(name), Mapping):  # updates of every cycle
+                whole_number_or_none(name, params.get(name), least=1, most=2**31 - 1)
         for name, value in params.items():
             if isinstance(self._defaults()[name], bool):
                 flag(name, value)

@@ -248,9 +248,7 @@ def current_unrolled(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     return current
 
 
-def _restored_unrolled(
-    inputs: Coordinates, arrays: Mapping[str, np.ndarray]
-) -> UnrolledPredictor:
+def _restored_unrolled(inputs: Coordinates, arrays: Mapping[str, np.ndarray]) -> UnrolledPredictor:
     num_states, num_moved = map(int, arrays["sizes"])
     controls, basis, noise = arrays["controls"], arrays["basis"], arrays.get("noise")
     network = Transition(

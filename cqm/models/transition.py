@@ -175,7 +175,9 @@ class Transition(eqx.Module):
             path = jnp.moveaxis(noise, 1, 0)[:, None, :, None]  # [horizon, 1, draws, 1, noise]
         context = jnp.broadcast_to(context, (*shape, context.shape[-1]))
         state = jnp.broadcast_to(start[:, None, None], (*shape, size))
-        reached = self.step(state, fixed, jnp.broadcast_to(codes, (*shape, codes.shape[-1])), path[0])
+        reached = self.step(
+            state, fixed, jnp.broadcast_to(codes, (*shape, codes.shape[-1])), path[0]
+        )
 
         def later(reached: Array, now: tuple[Array, ...]) -> tuple[Array, Array]:
             state = reached[..., :size]
