@@ -76,7 +76,7 @@ def ridge(
 
 @dataclass(frozen=True)
 class Regression:
-    """A ridge regression with one penalty per output, the one with the least leave-one-out error."""
+    """A ridge regression; each output has the penalty with the least leave-one-out error."""
 
     weights: np.ndarray  # [regressors, outputs]
     predictions: np.ndarray  # [n, outputs], each row predicted from all others

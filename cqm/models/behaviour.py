@@ -1,4 +1,4 @@
-"""The behaviour that chooses the later actions of a branch or of a log, estimated from its steps."""
+"""The policy that chose the later actions of branches or logs, estimated from their steps."""
 
 from __future__ import annotations
 

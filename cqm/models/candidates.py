@@ -52,9 +52,11 @@ if TYPE_CHECKING:
     from cqm.models.effect import EffectModel
 
 NAMES = ("constant", "ridge", "direct", "unrolled")
-DIRECT = Training(updates=8_000, schedule="cosine")
+UPDATES = 8_000
+"""Default number of updates of a network."""
+DIRECT = Training(updates=UPDATES, schedule="cosine")
 """Default training of a direct network."""
-UNROLLED = Training(updates=8_000, batch_size=64, learning_rate=5e-4, schedule="cosine")
+UNROLLED = Training(updates=UPDATES, batch_size=64, learning_rate=5e-4, schedule="cosine")
 """Default training of an unrolled network."""
 CYCLES = (1 / 8, 1 / 4, 5 / 8)  # shares of the updates
 _RIDGE_FAMILIES = 50_000  # more hardly change a regression

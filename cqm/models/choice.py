@@ -7,10 +7,12 @@ in the held-out outcomes is common to all candidates and raises every score alik
 
 from __future__ import annotations
 
+import functools
+import itertools
 import re
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,10 +20,10 @@ import numpy as np
 
 from cqm.arguments import number
 from cqm.branches.dataset import Branches
-from cqm.models.candidates import CANDIDATES, Candidate, ClosedForm, Task, Trained, Unrolled
+from cqm.models.candidates import CANDIDATES, Candidate, ClosedForm, Task, Trained
 from cqm.models.frame import Frame
-from cqm.models.predictors import Predictor
-from cqm.models.training import expected_seconds, train_members
+from cqm.models.predictors import Predictor, StackedPredictor, UnrolledPredictor
+from cqm.models.training import Training, expected_seconds, train_members
 from cqm.progress import duration, say
 
 if TYPE_CHECKING:
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
 _SHARE = 0.1  # of the families is held out,
 _FEWEST, _LARGEST_SHARE = 500, 0.25  # but at least so many, up to this share
 _COMPARED = 1_000  # held-out families that candidates are compared on
+_LEAST_WEIGHT = 0.05  # a candidate with less is not worth its time
+_SECONDS_PER_TRAINING = 1.8  # with the repeated cycle and the predictions, relative to the cycles
 _FEWEST_UPDATES = 100  # a network that has time for fewer is left out
 _UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0}
 
@@ -66,32 +70,38 @@ def choose(model: EffectModel, branches: Branches, options: Mapping[str, Any]) -
     return _Choice(model, branches, options).predictor()
 
 
+@dataclass
 class _Attempt:
     """A candidate, and what came out of fitting it."""
 
-    def __init__(self, candidate: Candidate):
-        self.candidate, self.seconds, self.note = candidate, 0.0, ""
-        self.errors: np.ndarray | None = None  # [families]
-        self.predictor: Predictor | None = None
-        self.before: Any = None  # the networks before the best cycle
-        self.best_cycle: int | None = None
+    candidate: Candidate
+    seconds: float = 0.0
+    note: str = ""
+    predictor: Predictor | None = None
+    predicted: np.ndarray | None = None  # effects of the held-out families
+    errors: np.ndarray | None = None  # their squared errors, `[families]`
+    before: Any = None  # the networks before the best cycle
+    cycle: Training | None = None  # the best cycle
 
     @property
     def score(self) -> float:
+        """The mean error; infinite before it is known."""
         return np.inf if self.errors is None else float(self.errors.mean())
 
 
 class _Choice:
+    """One choice: the families it is made on, and the candidates that were tried."""
+
     def __init__(self, model: EffectModel, branches: Branches, options: Mapping[str, Any]):
         self.model, self.options, self.show = model, options, options["show_progress"]
         self.started = time.monotonic()
         self.budget = None if model.budget is None else seconds_of(model.budget)
-        held_out = self._num_held_out(len(branches))
-        families = branches[: len(branches) - held_out]
-        self.held_out = branches[len(branches) - held_out :][:_COMPARED] if held_out else None
+        num = self._num_held_out(len(branches))
+        families, held_out = branches[: len(branches) - num], branches[len(branches) - num :]
+        self.held_out = held_out[:_COMPARED] if num else None
         frame = Frame(families, seed=int(model.seed))
-        task = Task(model, families, branches, frame, branches.fingerprint(), options)
-        self.task, self.attempts = task, list[_Attempt]()
+        self.task = Task(model, families, branches, frame, branches.fingerprint(), options)
+        self.attempts: list[_Attempt] = []
 
     def _num_held_out(self, num: int) -> int:
         share = self.model.validation
@@ -100,7 +110,7 @@ class _Choice:
         return min(max(round(_SHARE * num), _FEWEST), round(_LARGEST_SHARE * num))
 
     def predictor(self) -> Predictor:
-        """Fit all candidates, cheap ones first, and refit the best."""
+        """Fit all candidates, cheap ones first; refit the best, or those that are best together."""
         for name in CANDIDATES:
             if name in self.model.names_of_candidates:
                 self._attempt(CANDIDATES[name](self.task))
@@ -109,37 +119,66 @@ class _Choice:
             reasons = "; ".join(f"{a.candidate.name} {a.note}" for a in self.attempts)
             raise ValueError(f"no candidate can be fitted: {reasons}")
         best = min(fitted, key=lambda attempt: attempt.score)
-        self._refit(best)
-        self._record(best)
-        assert best.predictor is not None
-        return best.predictor
+        if self.held_out is None:
+            assert best.predictor is not None
+            self._record([best], None)
+            return best.predictor
+        weights = self._weights(fitted, best)
+        chosen = [a for a, weight in zip(fitted, weights, strict=True) if weight > 0]
+        names = " and ".join(attempt.candidate.name for attempt in chosen)
+        say(f"Chosen: {names}; fitting to all families", self.show)
+        parts = tuple(self._refitted(attempt) for attempt in chosen)
+        if len(parts) == 1:
+            self._record(chosen, None)
+            return parts[0]
+        self._record(chosen, weights[weights > 0])
+        return StackedPredictor(parts, weights[weights > 0])
 
     def _attempt(self, candidate: Candidate) -> None:
         """Fit a candidate to the families to learn from; one that fails is left out."""
-        attempt, started = _Attempt(candidate), time.monotonic()
+        attempt, started = _Attempt(candidate, note=candidate.obstacle()), time.monotonic()
         self.attempts.append(attempt)
-        attempt.note = candidate.obstacle()
         if attempt.note:
             return
         try:
             if isinstance(candidate, ClosedForm):
-                attempt.predictor = candidate.fit(self.task.families)
-                attempt.errors = self._errors(attempt.predictor)
+                self._score(attempt, candidate.fit(self.task.families))
             elif isinstance(candidate, Trained):
                 self._train(attempt, candidate)
         except (ValueError, np.linalg.LinAlgError) as error:
             if len(self.model.names_of_candidates) == 1:
                 raise
-            attempt.predictor, attempt.errors = None, None
+            attempt.predictor = attempt.errors = None
             attempt.note = f"failed: {error}"
-            warnings.warn(f"the candidate {candidate.name} {attempt.note}", stacklevel=6)
+            warnings.warn(f"the candidate {candidate.name} {attempt.note}", stacklevel=7)
         attempt.seconds = time.monotonic() - started
         if attempt.errors is not None:
-            say(
-                f"{candidate.name}: held-out error {_with_error(attempt.errors)} after "
-                f"{duration(attempt.seconds)}",
-                self.show,
-            )
+            taken = duration(attempt.seconds)
+            say(f"{candidate.name}: error {_with_error(attempt.errors)} in {taken}", self.show)
+
+    def _score(self, attempt: _Attempt, predictor: Predictor) -> bool:
+        """Score a predictor on the held-out families and keep it if it is the attempt's best."""
+        if self.held_out is None:
+            attempt.predictor = predictor
+            return True
+        predicted = predictor(self._observations).mean(axis=0)
+        errors = self.task.frame.errors(predicted, self._observed, self.held_out.arms)
+        if not np.isfinite(errors).all():
+            raise ValueError("its predictions are not finite")
+        if errors.mean() >= attempt.score:
+            return False
+        attempt.predictor, attempt.predicted, attempt.errors = predictor, predicted, errors
+        return True
+
+    @functools.cached_property
+    def _observations(self) -> np.ndarray:
+        assert self.held_out is not None
+        return self.held_out.observations
+
+    @functools.cached_property
+    def _observed(self) -> np.ndarray:
+        assert self.held_out is not None
+        return self.task.frame.observed(self.held_out)
 
     def _train(self, attempt: _Attempt, candidate: Trained) -> None:
         """Train cycle by cycle, until one does not help."""
@@ -149,83 +188,98 @@ class _Choice:
             attempt.note = "left out: the budget has no time for it"
             return
         network = candidate.pretrain(network)
-        for i, training in enumerate(cycles):
+        for i, training in enumerate(cycles, start=1):
             before = network
-            network = candidate.train(
-                before, str(i + 1), training, everything=self.held_out is None
-            )
-            predictor = candidate.predictor(network)
-            errors = self._errors(predictor)
-            if errors is not None and not np.isfinite(errors.mean()):
-                raise ValueError("its predictions are not finite")
-            if errors is not None and errors.mean() >= attempt.score:
+            network = candidate.train(before, str(i), training, everything=self.held_out is None)
+            if not self._score(attempt, candidate.predictor(network)):
                 break
-            attempt.predictor, attempt.errors = predictor, errors
-            attempt.before, attempt.best_cycle = before, i
+            attempt.before, attempt.cycle = before, training
         self.model.updates_[candidate.name] = [training.updates for training in cycles]
-        candidate.cycles_made = cycles
 
-    def _planned(self, candidate: Trained, network: Any) -> list[Any]:
-        """The cycles to run; fewer updates if the budget does not have time for all of them."""
-        cycles = candidate.cycles()
-        given = self.model.updates
+    def _planned(self, candidate: Trained, network: Any) -> list[Training]:
+        """The cycles to run; with fewer updates if the budget has no time for all of them."""
+        cycles, given = candidate.cycles(), self.model.updates
         if isinstance(given, Mapping):
-            own = given.get(candidate.name, [])
-            return [replace(cycles[0], updates=int(num)) for num in own]
+            return [replace(cycles[0], updates=int(num)) for num in given.get(candidate.name, [])]
         if self.budget is None:
             return cycles
-        left = self.budget - (time.monotonic() - self.started)
+        total = replace(candidate.settings, updates=sum(cycle.updates for cycle in cycles))
         source = candidate.source(everything=False)
-        total = replace(candidate.settings, updates=sum(c.updates for c in cycles))
-        # The best cycle is run once more on all families, and predictions take time too.
-        needed = 1.8 * expected_seconds(train_members, network, candidate.loss(), source, total)
-        left = min(left, self.budget - (time.monotonic() - self.started))
-        share = min(1.0, max(0.0, left) / max(needed, 1e-9))
+        seconds = expected_seconds(train_members, network, candidate.loss(), source, total)
+        left = self.budget - (time.monotonic() - self.started)
+        share = min(1.0, left / (_SECONDS_PER_TRAINING * max(seconds, 1e-9)))
         if share * total.updates < _FEWEST_UPDATES:
             return []
         return [replace(c, updates=max(1, int(share * c.updates))) for c in cycles]
 
-    def _errors(self, predictor: Predictor) -> np.ndarray | None:
-        if self.held_out is None:
-            return None
-        if not hasattr(self, "_observed"):
-            self._observed = self.held_out.observations
-        return self.task.frame.errors(predictor(self._observed).mean(axis=0), self.held_out)
+    def _weights(self, fitted: Sequence[_Attempt], best: _Attempt) -> np.ndarray:
+        """Weights of the candidates: all on the best, unless several together are clearly better.
 
-    def _refit(self, best: _Attempt) -> None:
-        """Fit the best candidate to all families; a network repeats its best cycle on them."""
-        if self.held_out is None:
-            return
-        candidate = best.candidate
-        say(f"Chosen: {candidate.name}; fitting it to all families", self.show)
+        Of all subsets, the one whose weighted mean has the least squared error is taken; with few
+        candidates they can all be tried.
+        """
+        assert self.held_out is not None
+        assert best.errors is not None
+        frame, arms = self.task.frame, self.held_out.arms
+        effects = [a.predicted for a in fitted if a.predicted is not None]
+        predicted = np.stack([frame.in_own_units(each, arms) for each in effects])
+        misses = predicted - frame.in_own_units(self._observed)
+        flat = misses.reshape(len(fitted), -1)
+        products = flat @ flat.T / flat.shape[1]
+        alone = np.array([float(attempt is best) for attempt in fitted])
+        weights, least = alone, float(alone @ products @ alone)
+        for chosen in itertools.product([False, True], repeat=len(fitted)):
+            rows = np.flatnonzero(chosen)
+            if len(rows) < 2:
+                continue
+            inverse = np.linalg.pinv(products[np.ix_(rows, rows)], hermitian=True)
+            own = inverse.sum(axis=1) / max(inverse.sum(), 1e-300)
+            if (own < _LEAST_WEIGHT).any() or abs(own.sum() - 1) > 1e-6:
+                continue
+            tried = np.zeros(len(fitted))
+            tried[rows] = own
+            if tried @ products @ tried < least:
+                weights, least = tried, float(tried @ products @ tried)
+        together = np.mean(np.tensordot(weights, misses, 1) ** 2, axis=(1, 2))
+        gain = best.errors - together
+        clear = gain.mean() > 2 * gain.std() / np.sqrt(len(gain))
+        return weights if clear else alone
+
+    def _refitted(self, attempt: _Attempt) -> Predictor:
+        """A candidate fitted to all families; a network repeats its best cycle on them."""
+        candidate = attempt.candidate
         if isinstance(candidate, ClosedForm):
-            best.predictor = candidate.fit(self.task.all_families)
+            attempt.predictor = candidate.fit(self.task.all_families)
         elif isinstance(candidate, Trained):
-            assert best.best_cycle is not None
-            training = candidate.cycles_made[best.best_cycle]
-            network = candidate.train(best.before, "all", training, everything=True)
-            best.predictor = candidate.predictor(network)
+            assert attempt.cycle is not None
+            network = candidate.train(attempt.before, "all", attempt.cycle, everything=True)
+            attempt.predictor = candidate.predictor(network)
+        assert attempt.predictor is not None
+        return attempt.predictor
 
-    def _record(self, best: _Attempt) -> None:
-        model = self.model
-        model.method_ = best.candidate.name
-        least = best.errors
-        rows = []
+    def _record(self, chosen: Sequence[_Attempt], weights: np.ndarray | None) -> None:
+        """Tell the model which candidates were tried, and what came of them."""
+        model, rows = self.model, []
+        model.method_ = chosen[0].candidate.name if weights is None else "stack"
+        best = min(chosen, key=lambda attempt: attempt.score)
         for attempt in self.attempts:
-            error, spread, note = np.nan, np.nan, attempt.note
-            if attempt.errors is not None:
-                error = float(attempt.errors.mean())
-                spread = float(attempt.errors.std() / np.sqrt(len(attempt.errors)))
-            if attempt is best:
-                note = "chosen"
-            elif attempt.errors is not None and least is not None:
-                excess = attempt.errors - least
-                note = f"worse by {_with_error(excess)}"
+            error = spread = np.nan
+            note = attempt.note
+            if attempt.errors is not None and best.errors is not None:
+                error, spread = float(attempt.errors.mean()), _standard_error(attempt.errors)
+                note = f"worse by {_with_error(attempt.errors - best.errors)}"
+            for part, weight in zip(chosen, [1.0] if weights is None else weights, strict=True):
+                if part is attempt:
+                    note = "chosen" if weights is None else f"chosen, with weight {weight:.2f}"
             rows.append(Comparison(attempt.candidate.name, error, spread, attempt.seconds, note))
-            if isinstance(attempt.candidate, Unrolled) and attempt is not best:
+            if isinstance(attempt.predictor, UnrolledPredictor):
                 model.transition_ = attempt.predictor
         model.comparison_ = tuple(rows)
 
 
+def _standard_error(values: np.ndarray) -> float:
+    return float(values.std() / np.sqrt(len(values)))
+
+
 def _with_error(values: np.ndarray) -> str:
-    return f"{values.mean():.3g} ± {values.std() / np.sqrt(len(values)):.2g}"
+    return f"{values.mean():.3g} ± {_standard_error(values):.2g}"

@@ -146,7 +146,7 @@ class Estimator(Parameters, abc.ABC):
         self.feature_names, self.observation_names = data.feature_names, data.observation_names
         self.candidate_actions_, self.action_names_ = data.candidate_actions, data.action_names
         self.num_examples_ = len(data)
-        self.method_, self.training_, self.notes_ = getattr(self, "method", ""), {}, []
+        self.method_, self.training_, self.notes_ = self._default_method(), {}, []
         self.losses_ = np.empty(0)
         self.versions_ = {"cqm": cqm.__version__, "python": platform.python_version()}
         self.versions_ |= {name: version(name) for name in ("jax", "equinox", "optax", "numpy")}
@@ -158,6 +158,10 @@ class Estimator(Parameters, abc.ABC):
         with alone:
             self.predictor_ = self._learn(data, options)
         return self
+
+    def _default_method(self) -> str:
+        """The method that the parameters ask for; one that is chosen by data replaces it."""
+        return getattr(self, "method", "")
 
     def _ensemble(self, make_fn: Callable[[Any], Network]) -> Network:
         """The initial networks of all members, stacked."""
@@ -449,7 +453,7 @@ class Estimator(Parameters, abc.ABC):
         # logs.
         names = ("num_examples", "num_families", "num_trajectories")
         model.num_examples_ = next((config[name] for name in names if name in config), 0)
-        model.method_ = config.get("method", model.method)
+        model.method_ = config.get("method", model._default_method())
         model.training_, model.notes_ = config.get("training", {}), config.get("notes", [])
         model.versions_ = config["versions"]
         model.losses_ = arrays.pop("losses", np.empty(0))

@@ -65,19 +65,25 @@ class Frame:
         """From those coordinates to effects, `[features, coordinates]`."""
         self._effects = effects
 
-    def errors(self, predicted: np.ndarray, families: Branches) -> np.ndarray:
-        """Squared error of predicted effects, in units of the effects' own size, `[n]`.
+    def observed(self, families: Branches) -> np.ndarray:
+        """Effects of families' arms, averaged over draws and centred, `[n, arms, features]`."""
+        effects = families.effects() if self.complete else center(families.outcomes)
+        return effects.mean(axis=1)
+
+    def in_own_units(self, effects: np.ndarray, arms: np.ndarray | None = None) -> np.ndarray:
+        """Effects on the features that actions move, in units of their size.
 
         Args:
-            predicted: Effects of all actions, `[n, actions, features]`.
-            families: What was observed instead.
+            effects: `[n, actions, features]`.
+            arms: If given, only these actions count, `[n, arms]`, and the effects are centred.
         """
-        if self.complete:
-            own, observed = center(predicted), families.effects()
-        else:
-            own = center(np.take_along_axis(predicted, families.arms[..., None], axis=1))
-            observed = center(families.outcomes)
-        misses = ((own - observed.mean(axis=1)) / self.units)[..., self.moved]
+        if arms is not None:
+            effects = center(np.take_along_axis(effects, arms[..., None], axis=1))
+        return (effects / self.units)[..., self.moved]
+
+    def errors(self, predicted: np.ndarray, observed: np.ndarray, arms: np.ndarray) -> np.ndarray:
+        """Squared error of predicted effects `[n, actions, features]`, in own units, `[n]`."""
+        misses = self.in_own_units(predicted, arms) - self.in_own_units(observed)
         return np.mean(misses**2, axis=(1, 2))
 
     @functools.cached_property

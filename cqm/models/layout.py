@@ -7,6 +7,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from cqm.models.predictors import arrays_under, part_prefix
+
+TRANSITION = "transition."  # what the names of the arrays of a transition kept aside start with
 Axes = dict[str, str]  # axes by the name of an array; an axis is a name, a number or a sum of them
 
 
@@ -27,31 +30,34 @@ _FOURIER = {
     **_COMMON,
     "waves.frequencies": "members inputs waves",
     "waves.phases": "members waves",
-    "waves.weights": "members actions 1+inputs+waves coordinates",
+    "waves.weights": "members actions 1+inputs+waves+pairs coordinates",
 }
 _DIRECT = {
     **_COMMON,
-    "network.embedding": "members actions embedding",
     **_layers("network.encoder", "inputs", "width", "width", "width"),
     **_layers("network.head", "width+embedding", "width", "width", "rank"),
     **_layers("network.decoder", "rank", "coordinates"),
 }
+_EMBEDDING = {"network.embedding": "members actions embedding"}
+_CONTROLS = {"controls": "actions embedding"}
 _UNROLLED = {
     **_COMMON,
-    "scales": "coordinates",
     "discounts": "horizon",
+    "controls": "actions controls",
     "continuations": "draws later",
-    "network.embedding": "members actions width",
+    "sizes": "2",
+    "network.controls": "members controls width",
     **_layers("network.hidden", "width", "width", "width"),
 }
+_NOISE = {"noise": "draws horizon noise", "network.noise": "members noise width"}
 _PLAIN = {
     **_layers("network.first", "inputs", "width"),
-    **_layers("network.last", "width", "coordinates"),
+    **_layers("network.last", "width", "steps"),
 }
 _LATENT = {
-    **_layers("network.lift", "inputs", "coordinates+latent"),
-    **_layers("network.first", "coordinates+latent+inputs", "width"),
-    **_layers("network.last", "width", "coordinates+latent"),
+    **_layers("network.lift", "inputs", "states"),
+    **_layers("network.first", "states+inputs", "width"),
+    **_layers("network.last", "width", "states+steps"),
 }
 _BEHAVIOUR = _layers("behaviour.layers", "inputs", "hidden", "hidden", "actions", leading="")
 _LOSSES = {"losses": "chunks"}
@@ -68,34 +74,58 @@ def check_arrays(kind: str, arrays: Mapping[str, np.ndarray], sizes: Mapping[str
     """Raise `ValueError` unless these are the arrays of one model.
 
     Args:
-        kind: The kind of model; an `effect` model is always a network.
+        kind: The kind of model.
         arrays: The arrays, by name.
         sizes: The sizes of `observations`, `actions`, `features`, `members` and `horizon`.
     """
-    axes = _expected(kind, arrays)
+    remaining, known = dict(arrays), {**sizes, "later": sizes["horizon"] - 1}
+    for optional in (_LOSSES, _CALIBRATION, _PROVENANCE):
+        if set(optional) & set(arrays):
+            own = {name: remaining.pop(name) for name in optional if name in remaining}
+            _check_all(own, optional, known)
+    if transition := arrays_under(TRANSITION, remaining):
+        remaining = {n: v for n, v in remaining.items() if not n.startswith(TRANSITION)}
+        _check_all(transition, _unrolled(transition), dict(known))
+    if "stack.weights" in remaining:
+        weights = remaining.pop("stack.weights")
+        _check_all({"stack.weights": weights}, {"stack.weights": "parts"}, dict(known))
+        for i in range(len(weights)):
+            part = arrays_under(part_prefix(i), remaining)
+            remaining = {n: v for n, v in remaining.items() if not n.startswith(part_prefix(i))}
+            _check_all(part, _expected(kind, part), dict(known))
+        if remaining:
+            raise ValueError(f"the arrays {sorted(remaining)} belong to no part of the stack")
+        return
+    _check_all(remaining, _expected(kind, remaining), known)
+
+
+def _check_all(arrays: Mapping[str, np.ndarray], axes: Axes, known: dict[str, int]) -> None:
+    """Raise `ValueError` unless these are exactly the arrays with these axes."""
     if set(arrays) != set(axes):
         missing, extra = sorted(set(axes) - set(arrays)), sorted(set(arrays) - set(axes))
         raise ValueError(f"the arrays do not form a model: missing {missing}, unknown {extra}")
-    known = {**sizes, "later": sizes["horizon"] - 1}
+    # Closed forms are not trained by members.
+    sizes = {n: size for n, size in known.items() if n != "members" or "waves.weights" not in axes}
     for name in axes:
-        _check_shape(name, arrays[name], axes[name].split(), known)
+        _check_shape(name, arrays[name], axes[name].split(), sizes)
         _check_numbers(name, arrays, known["actions"])
 
 
 def _expected(kind: str, arrays: Mapping[str, np.ndarray]) -> Axes:
-    """Axes of all arrays of the model that has some of these."""
-    extra: Axes = {}
-    for optional in (_LOSSES, _CALIBRATION, _PROVENANCE):
-        extra |= optional if set(optional) & set(arrays) else {}
+    """Axes of all arrays of the predictor that has some of these."""
     if "network.decoder.weight" in arrays:
-        return _DIRECT | extra
-    if kind != "effect":
-        if "table.rows" in arrays:
-            return _TABLE | extra
-        if "waves.weights" in arrays:
-            return _FOURIER | extra
-        extra |= _BEHAVIOUR if "behaviour.layers.0.weight" in arrays else {}
-    return _UNROLLED | (_LATENT if "network.lift.weight" in arrays else _PLAIN) | extra
+        return _DIRECT | (_CONTROLS if "controls" in arrays else _EMBEDDING)
+    if "waves.weights" in arrays:
+        return _FOURIER
+    if kind != "effect" and "table.rows" in arrays:
+        return _TABLE
+    return _unrolled(arrays)
+
+
+def _unrolled(arrays: Mapping[str, np.ndarray]) -> Axes:
+    axes = _UNROLLED | (_LATENT if "network.lift.weight" in arrays else _PLAIN)
+    axes |= _NOISE if "noise" in arrays else {}
+    return axes | (_BEHAVIOUR if "behaviour.layers.0.weight" in arrays else {})
 
 
 def _check_shape(name: str, values: np.ndarray, axes: list[str], known: dict[str, int]) -> None:
@@ -123,8 +153,8 @@ def _check_numbers(name: str, arrays: Mapping[str, np.ndarray], num_actions: int
     whole, least, most = False, -np.inf, np.inf
     if name == "calibration.draws":
         whole, least = True, 2
-    elif name in _PROVENANCE:
-        whole = True
+    elif name in _PROVENANCE or name == "sizes":
+        whole, least = True, 0 if name == "sizes" else -np.inf
     elif name == "continuations":  # actions, or uniform numbers from which a behaviour draws them
         whole = "behaviour.layers.0.weight" not in arrays
         least, most = 0, num_actions - 1 if whole else 1

@@ -102,6 +102,7 @@ class Network(eqx.Module):
         width = state.shape[-1]
         state_part = state @ first.weight[:width] + first.bias
         actions = self.embedding if controls is None else controls
+        assert actions is not None
         action_part = actions @ first.weight[width:]
         return after_first(self.head, state_part[..., None, :] + action_part)
 

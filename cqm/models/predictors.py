@@ -20,6 +20,7 @@ from cqm.capacity import require_memory
 from cqm.models.network import Classifier, Network, named_arrays, with_arrays
 from cqm.models.preprocessing import Coordinates
 from cqm.models.transition import Transition
+from cqm.quotient import center
 from cqm.regression import RandomFourierFeatures, Table, pair_products
 
 _UNROLLED_ROWS = 32  # states that are unrolled at once, each with all actions and continuations
@@ -198,8 +199,46 @@ class UnrolledPredictor:
         return arrays
 
 
+@dataclass(frozen=True)
+class StackedPredictor:
+    """A weighted mean of predictors whose errors differ."""
+
+    parts: tuple[Predictor, ...]
+    weights: np.ndarray  # [parts], positive, with sum 1
+
+    def __call__(self, observations: np.ndarray) -> np.ndarray:
+        """Effects, `[members, n, actions, features]`; parts without members count for each."""
+        predicted = [part(observations) for part in self.parts]
+        members = max(len(effects) for effects in predicted)
+        return sum(
+            weight * center(np.broadcast_to(effects, (members, *effects.shape[1:])))
+            for weight, effects in zip(self.weights, predicted, strict=True)
+        )
+
+    def arrays(self) -> Arrays:
+        """The weights, and the arrays of each part under its number."""
+        arrays = {"stack.weights": self.weights}
+        for i, part in enumerate(self.parts):
+            arrays |= {f"{part_prefix(i)}{name}": values for name, values in part.arrays().items()}
+        return arrays
+
+
+def part_prefix(number: int) -> str:
+    """What the names of the arrays of one part of a stack start with."""
+    return f"part.{number}."
+
+
+def arrays_under(prefix: str, arrays: Mapping[str, np.ndarray]) -> Arrays:
+    """The arrays whose names start with a prefix, without it."""
+    return {n.removeprefix(prefix): v for n, v in arrays.items() if n.startswith(prefix)}
+
+
 def restore_predictor(arrays: Mapping[str, np.ndarray]) -> Predictor:
     """The predictor whose `arrays()` these are."""
+    if "stack.weights" in arrays:
+        weights = arrays["stack.weights"]
+        parts = (arrays_under(part_prefix(i), arrays) for i in range(len(weights)))
+        return StackedPredictor(tuple(map(restore_predictor, parts)), weights)
     if "table.rows" in arrays:
         return TablePredictor(Table(arrays["table.rows"]), arrays["table.effects"])
     inputs, basis = Coordinates(arrays["inputs.shift"], arrays["inputs.matrix"]), arrays["basis"]

@@ -80,7 +80,7 @@ class Transition(eqx.Module):
     def step(self, state: Array, fixed: Array, controls: Array, noise: Array | None) -> Array:
         """Coordinates after one step, `[..., states + readouts]`; `fixed` is from `start`."""
         hidden = state @ self.first.weight[: self.num_states] + fixed + controls @ self.controls
-        if self.noise is not None:
+        if self.noise is not None and noise is not None:
             hidden = hidden + noise @ self.noise
         hidden = jax.nn.silu(hidden)
         for layer in self.hidden:
@@ -170,7 +170,7 @@ class Transition(eqx.Module):
         start, fixed = self.start(inputs)
         fixed, context = fixed[:, None, None], inputs[:, None, None, size:]
         shape = (len(inputs), draws, num_actions)
-        path = [None] * len(discounts)
+        path: Any = [None] * len(discounts)
         if noise is not None:
             path = jnp.moveaxis(noise, 1, 0)[:, None, :, None]  # [horizon, 1, draws, 1, noise]
         context = jnp.broadcast_to(context, (*shape, context.shape[-1]))
@@ -179,7 +179,7 @@ class Transition(eqx.Module):
             state, fixed, jnp.broadcast_to(codes, (*shape, codes.shape[-1])), path[0]
         )
 
-        def later(reached: Array, now: tuple[Array, ...]) -> tuple[Array, Array]:
+        def later(reached: Array, now: Any) -> tuple[Array, Array]:
             state = reached[..., :size]
             scores = behaviour(jnp.concatenate([state, context], axis=-1))
             limits = jnp.cumsum(jax.nn.softmax(scores), axis=-1)[..., :-1]
