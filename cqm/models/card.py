@@ -41,6 +41,7 @@ def write_card(model: Estimator) -> str:
         "Model": [
             f"`{model!r}`, method `{model.method_}`",
             *_network(model),
+            *_comparison(model),
             *(_training(name, record) for name, record in model.training_.items()),
             *model.notes_,
         ],
@@ -86,6 +87,17 @@ def _network(model: Estimator) -> list[str]:
     loss = f", final loss {model.losses_[-1]:.4g}" if model.losses_.size else ""
     each = " each" if model.members > 1 else ""
     return [f"{counted(model.members, 'network')} with {parameters:,} parameters{each}{loss}"]
+
+
+def _comparison(model: Estimator) -> list[str]:
+    """How the candidates of an effect model compared on held-out families."""
+    lines = []
+    for row in getattr(model, "comparison_", ()):
+        error = "" if math.isnan(row.error) else f"error {row.error:.4g} ± {row.standard_error:.2g}"
+        seconds = "" if math.isnan(row.seconds) else f"{row.seconds:.0f} s"
+        parts = ", ".join(part for part in (error, seconds, row.note) if part)
+        lines.append(f"candidate `{row.candidate}` on held-out families: {parts}")
+    return lines
 
 
 def _training(name: str, record: dict[str, Any]) -> str:

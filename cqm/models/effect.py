@@ -6,12 +6,21 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
+
 from cqm.arguments import number, shown, whole_number
 from cqm.branches.dataset import Branches
 from cqm.models.candidates import CANDIDATES
 from cqm.models.choice import Comparison, choose, seconds_of
 from cqm.models.estimator import Estimator
-from cqm.models.predictors import Predictor, UnrolledPredictor
+from cqm.models.layout import TRANSITION
+from cqm.models.predictors import (
+    Predictor,
+    StackedPredictor,
+    UnrolledPredictor,
+    arrays_under,
+    restore_predictor,
+)
 from cqm.models.preprocessing import Conditioning
 from cqm.models.scorer import Scorer
 from cqm.models.training import Training
@@ -157,6 +166,48 @@ class EffectModel(Estimator):
         """The candidates, also if a single one was given by its name."""
         given = self.candidates
         return (given,) if isinstance(given, str) else tuple(given)
+
+    def _extra_arrays(self) -> dict[str, np.ndarray]:
+        """The transition, unless it is part of what answers."""
+        if self.transition_ is None or any(part is self.transition_ for part in self._parts()):
+            return {}
+        arrays = self.transition_.arrays()
+        return {f"{TRANSITION}{name}": values for name, values in arrays.items()}
+
+    def _parts(self) -> tuple[Predictor, ...]:
+        predictor = self._fitted()
+        return predictor.parts if isinstance(predictor, StackedPredictor) else (predictor,)
+
+    def _extra_entries(self) -> dict[str, Any]:
+        rows = [
+            {
+                "candidate": row.candidate,
+                "error": None if np.isnan(row.error) else row.error,
+                "standard_error": None if np.isnan(row.standard_error) else row.standard_error,
+                "note": row.note,
+            }
+            for row in self.comparison_
+        ]
+        return {"comparison": rows, "updates": self.updates_}
+
+    def _restore_extras(self, config: Mapping[str, Any], arrays: dict[str, np.ndarray]) -> None:
+        def known(value: float | None) -> float:
+            return np.nan if value is None else value
+
+        self.comparison_ = tuple(
+            Comparison(
+                row["candidate"],
+                known(row["error"]),
+                known(row["standard_error"]),
+                np.nan,
+                row["note"],
+            )
+            for row in config.get("comparison", [])
+        )
+        self.updates_ = config.get("updates", {})
+        aside = arrays_under(TRANSITION, arrays)
+        found = (restore_predictor(aside),) if aside else self._parts()
+        self.transition_ = next((p for p in found if isinstance(p, UnrolledPredictor)), None)
 
     def _check_params(self) -> None:
         self._check_common()

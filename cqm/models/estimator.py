@@ -385,7 +385,7 @@ class Estimator(Parameters, abc.ABC):
     def save(self, directory: str | Path) -> None:
         """Write the model: arrays, parameters, and the model card."""
         directory = output_directory("directory", directory)
-        arrays = dict(self._fitted().arrays())
+        arrays = dict(self._fitted().arrays()) | self._extra_arrays()
         if self.losses_.size:
             arrays["losses"] = self.losses_
         if self.calibration_ is not None:
@@ -407,11 +407,23 @@ class Estimator(Parameters, abc.ABC):
             "action_names": list(self.action_names_),
             "num_examples": self.num_examples_,
             "versions": self.versions_,
+            **self._extra_entries(),
         }
         metadata = {"kind": f"cqm {self.kind} model"}
         storage.write_described(directory / CONFIG, config, directory / MODEL, arrays, metadata)
         card = hub_metadata(self) + self.summary()
         storage.write_pieces(directory / CARD, [card.encode()])
+
+    # What one kind of model stores besides; see `EffectModel`.
+
+    def _extra_arrays(self) -> dict[str, np.ndarray]:
+        return {}
+
+    def _extra_entries(self) -> dict[str, Any]:
+        return {}
+
+    def _restore_extras(self, config: Mapping[str, Any], arrays: dict[str, np.ndarray]) -> None:
+        """Set them from a description and arrays."""
 
     @classmethod
     def load(cls, directory: str | Path) -> Self:
@@ -459,6 +471,7 @@ class Estimator(Parameters, abc.ABC):
         model.losses_ = arrays.pop("losses", np.empty(0))
         model.calibration_ = decisions.Calibration.from_arrays(arrays)
         model.predictor_ = restore_predictor(arrays)
+        model._restore_extras(config, arrays)
         model.provenance_ = Provenance.from_arrays(arrays) or Provenance.from_interval(
             config.get("families"), model.num_examples_
         )

@@ -18,6 +18,7 @@ from cqm import storage
 from cqm.arguments import path as checked_path
 from cqm.branches.recipe import RecipeFields, WorldFields
 from cqm.models.layout import check_arrays
+from cqm.models.predictors import current_arrays
 from cqm.storage import DamagedFileError
 
 MODEL = "model.safetensors"
@@ -49,6 +50,15 @@ class TrainingRecord(msgspec.Struct):
     validation_loss: float = 0.0
 
 
+class ComparisonRecord(msgspec.Struct, forbid_unknown_fields=True):
+    """How a candidate did; the seconds it took are not part of what a seed determines."""
+
+    candidate: str
+    error: float | None
+    standard_error: float | None
+    note: str
+
+
 class Description(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """Entries of `model.json`."""
 
@@ -67,6 +77,8 @@ class Description(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     action_names: list[str]
     num_examples: int
     versions: dict[str, str]
+    comparison: list[ComparisonRecord] = []
+    updates: dict[str, list[int]] = {}
 
 
 class EarlierDescription(Description, forbid_unknown_fields=True, kw_only=True):
@@ -116,6 +128,7 @@ def read_model(directory: str | Path) -> tuple[dict[str, Any], dict[str, np.ndar
         "horizon": config["recipe"]["horizon"],
     }
     try:
+        arrays = current_arrays(arrays)
         check_arrays(config["kind"], arrays, sizes)
     except ValueError as error:
         raise DamagedFileError(

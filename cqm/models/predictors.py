@@ -247,7 +247,7 @@ def restore_predictor(arrays: Mapping[str, np.ndarray]) -> Predictor:
         return FourierPredictor(inputs, basis=basis, **{n: arrays[f"waves.{n}"] for n in names})
     if "network.decoder.weight" in arrays:
         return _restored_direct(inputs, basis, arrays)
-    return _restored_unrolled(inputs, current_unrolled(arrays))
+    return _restored_unrolled(inputs, arrays)
 
 
 def _restored_direct(
@@ -267,24 +267,21 @@ def _restored_direct(
     return DirectPredictor(inputs, basis, _restored(network, "network", arrays), controls)
 
 
-def current_unrolled(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The arrays of an unrolled model, with those of version 0.2 renamed.
+def current_arrays(arrays: Mapping[str, np.ndarray]) -> Arrays:
+    """The arrays of a saved model, with those of an unrolled model of version 0.2 renamed.
 
-    There, an action had an embedding, which is its column of a matrix that is applied to indicator
+    There, an action had an embedding, which is its row of a matrix that is applied to indicator
     vectors, and the basis was kept apart from the scales of the coordinates.
     """
     current = dict(arrays)
-    if "network.embedding" not in current:
+    if not {"network.embedding", "scales", "basis"} <= set(current):
         return current
-    current["network.controls"] = current.pop("network.embedding")
-    current["controls"] = np.eye(current["network.controls"].shape[1])
-    size = current["basis"].shape[1]
-    current["basis"] = current["basis"] * current.pop("scales")
-    states = size
-    if "network.lift.bias" in current:
-        states = current["network.lift.bias"].shape[1]
-    current["sizes"] = np.array([states, size])
-    return current
+    embedding, basis, scales = (current.pop(n) for n in ("network.embedding", "basis", "scales"))
+    if embedding.ndim != 3 or basis.ndim != 2 or scales.shape != basis.shape[1:]:
+        return dict(arrays)  # the check of the layout says what is wrong
+    lift = current.get("network.lift.bias", scales[None])
+    current |= {"network.controls": embedding, "controls": np.eye(embedding.shape[1])}
+    return current | {"basis": basis * scales, "sizes": np.array([lift.shape[-1], len(scales)])}
 
 
 def _restored_unrolled(inputs: Coordinates, arrays: Mapping[str, np.ndarray]) -> UnrolledPredictor:
