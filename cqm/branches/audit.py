@@ -34,6 +34,7 @@ from cqm.branches.simulate import (
     roll_closed_loop,
     roll_open_loop,
     simulate_block,
+    stored_draws,
 )
 from cqm.display import counted
 from cqm.quotient import center
@@ -154,7 +155,9 @@ def _plan_of(branches: Branches, world: World, policy: Policy | None) -> Plan:
     if identity != branches.world:
         raise ValueError(f"the set was collected from world {branches.world}; got {identity}")
     plan = plan_collection(world, recipe)
-    return replace(plan, blocks_per_shard=branches.manifest["blocks_per_shard"])
+    stored = branches.manifest
+    kind = stored.get("noise_kind", "none")
+    return replace(plan, blocks_per_shard=stored["blocks_per_shard"], noise_kind=kind)
 
 
 def _manifest(plan: Plan, branches: Branches) -> Check:
@@ -162,6 +165,8 @@ def _manifest(plan: Plan, branches: Branches) -> Check:
     fresh = plan.manifest(None)
     names = ("observation_names", "feature_names", "candidate_actions", "num_shards")
     wrong = [name for name in names if branches.manifest[name] != fresh[name]]
+    if plan.noise_kind not in ("none", plan.world.native.noise_kind):
+        wrong.append("noise_kind")
     stored, mixing = branches.mixing or {}, plan.world.mixing or {}
     if stored.keys() != mixing.keys() or any(
         not np.array_equal(stored[name], mixing[name]) for name in mixing
@@ -210,6 +215,9 @@ def _replay(plan: Plan, sample: Branches) -> Check:
         "continuation": np.stack([draw.continuation for draw in draws], axis=1),
         **({"steps": steps} if plan.recipe.per_step else {}),
     }
+    drew = stored_draws(plan, [draw.drew for draw in draws])
+    if drew is not None and "drew" in sample.array_names():
+        again["drew"] = drew
     failed = np.any([draw.status != Status.OK for draw in draws], axis=0)
     wrong, names, worst = failed.copy(), ["status"] if failed.any() else [], 0.0
     for name, values in again.items():
@@ -218,7 +226,8 @@ def _replay(plan: Plan, sample: Branches) -> Check:
         wrong |= differs
         if differs.any():
             names.append(name)
-            worst = max(worst, float(np.abs(values - stored)[differs & ~failed].max(initial=0)))
+            gap = np.abs(values.astype(float) - stored)[differs & ~failed]
+            worst = max(worst, float(gap.max(initial=0)))
     where = ", ".join(str(i) for i in sample.index[wrong][:3])
     detail = f"{wrong.sum()} of {counted(len(sample), 'family')} differ"
     if wrong.any():

@@ -37,7 +37,7 @@ def shard_indices(shard: Shard) -> np.ndarray:
 def _states(plan: Plan, shards: tuple[Shard, ...]) -> Check:
     """Whether every state is one family, or counted as dropped."""
     problems: list[str] = []
-    families, dropped, needed = 0, 0, _needed(plan)
+    families, dropped, needed = 0, 0, _needed(plan, shards)
     for number, shard in enumerate(shards):
         index, blocks = shard_indices(shard), plan.blocks(number)
         first, num = blocks[0] * BLOCK, plan.num_states(blocks)
@@ -63,9 +63,11 @@ def _states(plan: Plan, shards: tuple[Shard, ...]) -> Check:
     return _check("every state has one family or is counted as dropped", problems, found)
 
 
-def _needed(plan: Plan) -> set[str]:
+def _needed(plan: Plan, shards: tuple[Shard, ...]) -> set[str]:
     """Names of the arrays that a set must have, next to the states."""
     computed = {"observation", "outcome", "first", "continuation"}
+    if any("drew" in shard.names() for shard in shards):  # not every world reports its draws
+        computed.add("drew")
     return {*expected_inputs(plan, 0), *computed, *(["steps"] if plan.recipe.per_step else [])}
 
 

@@ -13,13 +13,15 @@ import warnings
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
 from cqm import storage
 from cqm.arguments import (
+    choice,
     instance,
     output_directory,
     show_progress as checked_show_progress,
@@ -37,7 +39,7 @@ from cqm.display import counted
 from cqm.names import action_indices, checked_action_names
 from cqm.progress import Advance, progress, say
 from cqm.quotient import ComparisonGraph
-from cqm.worlds.contract import World, concatenate
+from cqm.worlds.contract import NoiseKind, World, concatenate
 from cqm.worlds.loading import load_world
 
 SHARD_BYTES = 32 * 2**20  # approximate size of a shard
@@ -124,6 +126,7 @@ def collect(
                 error = error or first_error(blocks)
         return _warned(Branches(plan.manifest(None), memory, mixing=world.mixing), error)
 
+    plan = _as_stored(directory, plan)
     digest = _prepare(directory, plan)
     missing = [i for i in range(plan.num_shards) if not _is_complete(directory, i, digest)]
     planned = sum(plan.num_states(plan.blocks(index)) for index in missing)
@@ -161,6 +164,7 @@ def _warned(branches: Branches, error: str) -> Branches:
 def plan_collection(world: World, recipe: Recipe) -> Plan:
     """Check a recipe against a world, and divide the work into shards."""
     num_actions, continuation = len(world.candidate_actions), recipe.continuation
+    choice("noise_kind", world.native.noise_kind, get_args(NoiseKind))
     if recipe.warmup is None:
         raise ValueError("warmup must be (minimum, maximum) to collect branches; got None")
     if continuation.policy is None:
@@ -172,7 +176,7 @@ def plan_collection(world: World, recipe: Recipe) -> Plan:
     if world.nuisance is not None:
         numbers += recipe.draws * recipe.horizon * world.nuisance.dimension // 2
     blocks_per_shard = int(np.clip(SHARD_BYTES // (8 * numbers * BLOCK), 1, 16))
-    return Plan(world, recipe, subsets, num_arms, blocks_per_shard)
+    return Plan(world, recipe, subsets, num_arms, blocks_per_shard, world.native.noise_kind)
 
 
 def _check_arms(
@@ -262,6 +266,15 @@ def _simulate_shards(
                 done = []
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _as_stored(directory: Path, plan: Plan) -> Plan:
+    """The plan; without the kind of noise if the set in the directory was begun without it."""
+    try:
+        stored = shards.read_manifest(directory)
+    except (FileNotFoundError, ValueError):  # there is none, or `_prepare` reports it
+        return plan
+    return plan if "noise_kind" in stored else replace(plan, noise_kind="none")
 
 
 def _prepare(directory: Path, plan: Plan) -> str:

@@ -10,6 +10,7 @@ import copy
 import functools
 import hashlib
 import json
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -36,6 +37,7 @@ from cqm.branches.shards import Shard
 from cqm.display import counted, data_frame, html_facts
 from cqm.names import bracketed, checked_action_names, shortened
 from cqm.quotient import Reference, center
+from cqm.worlds.contract import NoiseKind
 from cqm.worlds.nuisance import mix
 
 Read = Callable[[str], np.ndarray]  # reads an array by name
@@ -90,6 +92,7 @@ class Branches:
         self.feature_names = tuple(manifest["feature_names"])
         self.observation_names = tuple(manifest["observation_names"])
         self._shards, self._mixing = list(shards), mixing
+        self._first_shards = self._shards[:1]  # one of each collection, whose shards are alike
         if parts is None:
             seed = stored_seed(self.recipe.seed)
             parts = [Part(shard, 0, shard.num_families, seed) for shard in shards]
@@ -234,6 +237,28 @@ class Branches:
         return self.world.get("nuisance")
 
     @property
+    def noise_kind(self) -> NoiseKind:
+        """What the noise of the world is, see `cqm.worlds.NoiseKind`.
+
+        Seeds count as `none` if no family of the set drew from its generator. Sets that do not
+        store the kind, as those of earlier versions, have signals if they come from a
+        `FunctionWorld`, and seeds otherwise.
+        """
+        if self[:0].noise.shape[-1] == 0:
+            return "none"
+        inferred: NoiseKind = "signal" if self.world["kind"] == "function" else "seeds"
+        kind: NoiseKind = self.manifest.get("noise_kind", inferred)
+        return "none" if kind == "seeds" and not self._may_have_drawn() else kind
+
+    @property
+    def noise(self) -> np.ndarray:
+        """Noise of the world, shared by the arms, `[n, draws, horizon, width]`; width may be 0."""
+        if "noise" not in self.array_names():
+            return np.empty((len(self), self.recipe.draws, self.recipe.horizon, 0))
+        noise = self.array("noise")
+        return noise.reshape(*noise.shape[:3], math.prod(noise.shape[3:]))
+
+    @property
     def observations(self) -> np.ndarray:
         """Observation of each state, `[n, observations]`."""
         return self._mixed(
@@ -322,8 +347,9 @@ class Branches:
         return self._mixing
 
     def array_names(self) -> list[str]:
-        """Names of the stored arrays."""
-        return self._shards[0].names()
+        """Names of the stored arrays; in a combined set, of those that every collection has."""
+        names = [shard.names() for shard in self._first_shards]
+        return [name for name in names[0] if all(name in others for others in names[1:])]
 
     def array(self, name: str) -> np.ndarray:
         """A stored array as it is, in native coordinates, without the nuisance mixed in."""
@@ -372,6 +398,14 @@ class Branches:
                 values = mix(scaled, values, self._mixing[what])
             results.append(values[start - begin : stop - begin])
         return np.concatenate(results)
+
+    def _may_have_drawn(self) -> bool:
+        """Whether a family used its seeds, or nothing is known about it."""
+        return any(
+            "drew" not in shard.names() or bool(shard.read("drew", slice(start, stop)).any())
+            for shard, start, stop, _ in self._parts
+            if start < stop
+        )
 
     def _common(self, read: Read) -> np.ndarray:
         """Discounted sum of the nuisance path, `[n, draws, arms or 1, dimension]`."""
@@ -436,18 +470,23 @@ def combine(sets: Sequence[Branches | str | Path]) -> Branches:
             )
         seen = seen.union(branches.families)
     seeds = {seed for branches in given for seed in branches.seeds}
-    several = {"combined_seeds": sorted(seeds)} if len(seeds) > 1 else {}
-    return Branches(
+    several: dict[str, Any] = {"combined_seeds": sorted(seeds)} if len(seeds) > 1 else {}
+    kinds = {b.manifest["noise_kind"] for b in given if "noise_kind" in b.manifest}
+    if kinds:  # seeds claim less than a signal
+        several["noise_kind"] = kinds.pop() if len(kinds) == 1 else "seeds"
+    combined = Branches(
         {**first.manifest, **several},
         list({id(shard): shard for branches in given for shard in branches._shards}.values()),
         mixing=first._mixing,
         parts=[part for branches in given for part in branches._parts],
     )
+    combined._first_shards = [shard for branches in given for shard in branches._first_shards]
+    return combined
 
 
 def _comparable(branches: Branches) -> dict[str, Any]:
     """The parts of a manifest that sets to be combined must share; the world fixes the mixing."""
-    own = ("num_shards", "blocks_per_shard", "mixing", "combined_seeds")
+    own = ("num_shards", "blocks_per_shard", "mixing", "combined_seeds", "noise_kind")
     shared = {name: value for name, value in branches.manifest.items() if name not in own}
     return {**shared, "recipe": {**branches.recipe.to_json(), "seed": None, "states": None}}
 

@@ -20,6 +20,7 @@ import numpy as np
 from cqm import storage
 from cqm.branches.recipe import RecipeFields, WorldFields
 from cqm.storage import DamagedFileError
+from cqm.worlds.contract import NoiseKind
 
 SCHEMA = 1
 MANIFEST = "manifest.json"
@@ -45,6 +46,7 @@ class Manifest(msgspec.Struct):
     blocks_per_shard: Annotated[int, msgspec.Meta(ge=1)]
     num_shards: Annotated[int, msgspec.Meta(ge=1)]
     mixing: MixingFile | None
+    noise_kind: NoiseKind | None = None  # absent from sets without noise and from older ones
 
 
 @dataclass(frozen=True)

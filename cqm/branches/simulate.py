@@ -20,7 +20,7 @@ import cqm
 from cqm.branches import shards
 from cqm.branches.recipe import BLOCK, Policy, Recipe
 from cqm.names import stored_action_names
-from cqm.worlds.contract import States, Status, World, concatenate, take
+from cqm.worlds.contract import NoiseKind, States, Status, World, concatenate, take
 from cqm.worlds.identity import stored_identity
 
 _RESET, _WARMUP, _CONTINUATION, _NOISE, _NUISANCE, _ARMS = range(6)  # purposes of random streams
@@ -44,6 +44,7 @@ class Plan:
     subsets: np.ndarray | None  # [subsets, arms] to draw from; None for all of size num_arms
     num_arms: int
     blocks_per_shard: int
+    noise_kind: NoiseKind = "none"  # as stored; "none" also if the set does not say
 
     @property
     def policy(self) -> Policy | None:
@@ -78,6 +79,7 @@ class Plan:
             "feature_names": list(self.world.feature_names),
             "candidate_actions": self.world.candidate_actions.tolist(),
             **stored_action_names(self.world.action_names),
+            **({"noise_kind": self.noise_kind} if self.noise_kind != "none" else {}),
             "blocks_per_shard": self.blocks_per_shard,
             "num_shards": self.num_shards,
             "mixing": mixing_file,
@@ -132,7 +134,7 @@ def simulate_block(plan: Plan, block: int) -> Block:
     if noise.size:
         arrays["noise"] = noise
 
-    steps, continuation = [], []
+    steps, continuation, drew = [], [], []
     for draw in range(draws):
         if plan.policy is None:
             actions = recipe.continuation.draw(uniforms[:, draw], num_actions)
@@ -142,11 +144,15 @@ def simulate_block(plan: Plan, block: int) -> Block:
             result = roll_closed_loop(plan, states, arms, uniforms[:, draw], noise[:, draw], common)
         steps.append(result.features)
         continuation.append(result.continuation)
+        drew.append(result.drew)
         error = error or result.error
         status = np.where(status == Status.OK, result.status, status)
     # [n, draws, arms, horizon, features]; a single draw is not copied
     features = np.stack(steps, axis=1) if draws > 1 else steps[0][:, None]
     arrays["continuation"] = np.stack(continuation, axis=1).astype(np.int16)
+    reported = stored_draws(plan, drew)
+    if reported is not None:
+        arrays["drew"] = reported
     # Stored values are finite, whatever status a world reports.
     finite = np.isfinite(arrays["observation"]).all(axis=1)
     finite &= np.isfinite(features).reshape(num, -1).all(axis=1)
@@ -166,6 +172,14 @@ def simulate_block(plan: Plan, block: int) -> Block:
     return Block({name: values[kept] for name, values in arrays.items()}, reasons, error)
 
 
+def stored_draws(plan: Plan, drew: Sequence[np.ndarray | None]) -> np.ndarray | None:
+    """Which families used their seeds in each draw, `[n, draws]`; None if it is not stored."""
+    reported = [each for each in drew if each is not None]
+    if plan.noise_kind != "seeds" or len(reported) < len(drew):
+        return None
+    return np.stack(reported, axis=1)
+
+
 def simulate_blocks(plan: Plan, blocks: Iterable[int]) -> list[Block]:
     """Simulate several blocks, one after another."""
     return [simulate_block(plan, block) for block in blocks]
@@ -179,6 +193,7 @@ class FamilyRollout:
     status: np.ndarray  # [n], the worst status among the branches of a family
     continuation: np.ndarray  # [n, arms or 1, horizon − 1], candidate actions
     error: str  # message of the first exception, or empty
+    drew: np.ndarray | None  # [n], whether any branch of a family used its seeds, if known
 
 
 def roll_open_loop(
@@ -207,7 +222,8 @@ def roll_open_loop(
     )
     features = result.features.reshape(num, num_arms, *result.features.shape[1:])
     status = result.status.reshape(num, num_arms).max(axis=1)
-    return FamilyRollout(features, status, continuation[:, None], result.error)
+    drew = _any_arm(result.drew, num)
+    return FamilyRollout(features, status, continuation[:, None], result.error, drew)
 
 
 def roll_closed_loop(
@@ -234,6 +250,7 @@ def roll_closed_loop(
     states, noise, uniforms = take(states, rows), noise[rows], uniforms[rows]
     action, chosen, features = arms.ravel(), [], []
     status, error = np.zeros(len(rows), dtype=np.int8), ""
+    drew: np.ndarray | None = np.zeros(len(rows), bool)
     for t in range(plan.recipe.horizon):
         if t > 0:
             seen = states
@@ -245,6 +262,7 @@ def roll_closed_loop(
         result = plan.world.native.step(states, plan.world.candidate_actions[action], noise[:, t])
         features.append(result.features[:, 0])
         error = error or result.error
+        drew = None if drew is None or result.drew is None else drew | result.drew
         status = np.where(status == Status.OK, result.status, status)
         states = _replaced(result.states, states, result.status != Status.OK)
     return FamilyRollout(
@@ -252,7 +270,13 @@ def roll_closed_loop(
         status.reshape(num, num_arms).max(axis=1),
         np.array(chosen, dtype=int).reshape(-1, len(rows)).T.reshape(num, num_arms, -1),
         error,
+        _any_arm(drew, num),
     )
+
+
+def _any_arm(drew: np.ndarray | None, num: int) -> np.ndarray | None:
+    """Whether any branch of each of `num` families used its seeds, `[n]`; None if unknown."""
+    return None if drew is None else np.any(drew.reshape(num, -1), axis=1)
 
 
 def _policy_actions(plan: Plan, observations: np.ndarray, uniforms: np.ndarray) -> np.ndarray:

@@ -11,7 +11,13 @@ from . import (
     suite as suite,
 )
 from .check import Report as Report, check_world as check_world
-from .contract import Rollout as Rollout, States as States, Status as Status, World as World
+from .contract import (
+    NoiseKind as NoiseKind,
+    Rollout as Rollout,
+    States as States,
+    Status as Status,
+    World as World,
+)
 from .features import (
     ExpandedWorld as ExpandedWorld,
     Products as Products,

@@ -5,15 +5,18 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import get_args
 
 import numpy as np
 
-from cqm.arguments import instance, whole_number, whole_number_or_none
+from cqm.arguments import choice, instance, whole_number, whole_number_or_none
 from cqm.names import checked_action_names
-from cqm.worlds.contract import NOT_VECTORISED, VECTORISE, World
+from cqm.worlds.contract import NOT_VECTORISED, VECTORISE, NoiseKind, World
 from cqm.worlds.identity import stored_identity
+from cqm.worlds.noise_kind import noise_kind_problem
 from cqm.worlds.trial import STATES, start_trial
 
+NOISE_KIND = "noise kind"  # name of the check
 _MOST = 10_000  # states or steps that a check may take
 
 
@@ -108,6 +111,7 @@ def check_world(
         return Report(title, tuple(checks))
     record("the same generator gives the same states", trial.seeded_reset)
     record("the same generator gives the same noise", trial.seeded_noise)
+    record(NOISE_KIND, lambda: noise_kind_problem(trial))
     record("clone fidelity and shared noise", trial.clone_fidelity)
     record("later calls leave earlier results alone", trial.results_kept)
     record("observing changes nothing", trial.observing_is_passive)
@@ -130,6 +134,7 @@ def _declaration_problem(world: World) -> str:
         if missing:
             return f"attributes {missing} are missing"
         stored_identity(world)
+        choice("noise_kind", world.noise_kind, get_args(NoiseKind))
         checked_action_names(world.action_names, len(world.candidate_actions))
     except ValueError as error:
         return str(error)

@@ -270,6 +270,11 @@ def step(env: Env, action: Any, seed: int) -> tuple[Any, float, bool]:
     return observation, float(reward), bool(terminated)
 
 
+def drew(env: Env, seed: int) -> bool:
+    """Whether the environment used its generator since `step` seeded it, or has another one now."""
+    return env.unwrapped.np_random.bit_generator.state != _generator_state(int(seed))
+
+
 def simulation(env: Env) -> Any:
     """The MuJoCo model and data of an environment, or None."""
     model, data = (getattr(env.unwrapped, name, None) for name in ("model", "data"))

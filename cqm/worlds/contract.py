@@ -5,6 +5,10 @@ that copying rows clones states; only the world itself interprets the arrays. Ev
 enters as an argument: `reset` takes a generator, and `rollout` takes noise that was drawn
 beforehand. The outcome of a branch is therefore a function of (state, controls, noise), and
 branches that share noise differ only through their controls.
+
+Memory lives in the state: whatever a later step depends on, such as the current level of a
+fluctuating demand, is part of it. Noise is the innovations: what is new at each step, drawn without
+looking at the state. `World.noise_kind` says whether its numbers mean anything.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ import functools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, final
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, final
 
 import numpy as np
 
@@ -29,6 +33,15 @@ if TYPE_CHECKING:
 States = dict[str, np.ndarray]
 MAX_BATCH = 10**8  # states, or steps, of one call
 T = TypeVar("T")
+
+NoiseKind = Literal["none", "signal", "seeds"]
+"""What the noise of a world is.
+
+- `none`: there is no noise, or it changes nothing.
+- `signal`: its numbers enter the step, such as demand, price or wind. Similar numbers have similar
+  consequences, apart from thresholds, so the numbers can be learned from.
+- `seeds`: its numbers seed a random generator and mean nothing themselves.
+"""
 
 
 class Status(enum.IntEnum):
@@ -48,6 +61,7 @@ class Rollout:
     status: np.ndarray  # [n], values of Status
     states: States  # after the last step; empty if they were not requested
     error: str = ""  # message of the first exception; empty if no branch raised one
+    drew: np.ndarray | None = None  # [n], whether a generator seeded by noise was used, if known
 
 
 VECTORISE = (
@@ -72,6 +86,7 @@ class World(abc.ABC):
     candidate_actions: np.ndarray  # [actions, controls], the controls being compared
     cloning: str  # how states are cloned, in a few words
     continuous: bool = True  # whether every control between the bounds is allowed
+    noise_kind: NoiseKind = "none"  # must be set by a world that samples noise
     fixed_noise: bool = False  # whether all rollouts are meant to have the same noise
     nuisance: Nuisance | None = None  # the process mixed into observations and features
     mixing: Mapping[str, np.ndarray] | None = None  # its matrices for "observations" and "features"
@@ -120,7 +135,11 @@ class World(abc.ABC):
         """
 
     def sample_noise(self, num: int, horizon: int, rng: np.random.Generator) -> np.ndarray:
-        """Exogenous noise for `num` rollouts, `[num, horizon, noise]`; none by default."""
+        """Exogenous noise for `num` rollouts, `[num, horizon, noise]`; none by default.
+
+        A world that has noise declares what it is: `noise_kind` is `signal` or `seeds`. Undeclared
+        noise is treated as seeds, and `check_world` reports it.
+        """
         return np.empty((num, horizon, 0))
 
     def store(self, states: States) -> dict[str, np.ndarray]:

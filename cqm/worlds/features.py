@@ -10,7 +10,7 @@ import contextlib
 import itertools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -178,7 +178,7 @@ class ExpandedWorld(World):
             features = np.concatenate([self._or_nan(row[None]) for row in result.features])
         status = result.status.copy()
         status[(status == Status.OK) & ~np.isfinite(features).all(axis=(1, 2))] = Status.NOT_FINITE
-        return Rollout(features, status, result.states, error)
+        return replace(result, features=features, status=status, error=error)
 
     def _or_nan(self, features: np.ndarray) -> np.ndarray:
         with contextlib.suppress(Exception):

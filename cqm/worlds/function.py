@@ -32,6 +32,7 @@ from cqm.worlds.contract import (
     MAX_BATCH,
     NOT_VECTORISED,
     VECTORISE,
+    NoiseKind,
     Rollout,
     States,
     Status,
@@ -97,11 +98,15 @@ class FunctionWorld(World):
         features: `(state, action, exogenous, next state) -> [n, features]`; by default the next
             state, flattened.
         observe: `state -> [n, observations]`; by default the state, flattened.
-        exogenous: `(num, horizon, rng) -> [num, horizon, e]`, a sampler of the exogenous input.
+        exogenous: `(num, horizon, rng) -> [num, horizon, e]`, a sampler of the exogenous input. It
+            does not see the state: if the input has memory, keep its level in the state and sample
+            only what is new at each step.
         trace: Recorded exogenous input `[time, e]`, instead of `exogenous`; each rollout uses a
             window that starts at a random row.
         fixed_noise: Whether `exogenous` gives every rollout the same path on purpose, whatever the
             generator; without it, `check_world` takes such a path for a mistake.
+        noise_kind: `"signal"` if the numbers of `exogenous` enter the step, the default; `"seeds"`
+            if they only seed random generators.
         control_low: Lower control bounds; by default the smallest candidate action.
         control_high: Upper control bounds; by default the largest candidate action.
         continuous: Whether every control between the bounds is allowed; False if only the
@@ -129,6 +134,7 @@ class FunctionWorld(World):
         exogenous: ExogenousFn | None = None,
         trace: npt.ArrayLike | None = None,
         fixed_noise: bool = False,
+        noise_kind: NoiseKind = "signal",
         control_low: npt.ArrayLike | None = None,
         control_high: npt.ArrayLike | None = None,
         continuous: bool = True,
@@ -143,6 +149,9 @@ class FunctionWorld(World):
             raise ValueError("got both exogenous and trace; pass at most one of them")
         if flag("fixed_noise", fixed_noise) and exogenous is None:
             raise ValueError("fixed_noise describes exogenous, which was not given")
+        if choice("noise_kind", noise_kind, ("signal", "seeds")) == "seeds" and exogenous is None:
+            raise ValueError("noise_kind='seeds' describes exogenous, which was not given")
+        self.noise_kind = "none" if exogenous is None and trace is None else noise_kind
         self.name, self.backend = text("name", name), backend
         self.block_size = whole_number("block_size", block_size, least=1, most=_MAX_BLOCK)
         self.continuous = flag("continuous", continuous)

@@ -17,8 +17,18 @@ import numpy.typing as npt
 from cqm.arguments import choice, generator, shown, text, whole_number
 from cqm.names import checked_action_names
 from cqm.worlds import actions
-from cqm.worlds.check import check_world
-from cqm.worlds.cloning import CLONING_METHODS, Env, InPlace, Row, simulation, stack, step, unstack
+from cqm.worlds.check import NOISE_KIND, check_world
+from cqm.worlds.cloning import (
+    CLONING_METHODS,
+    Env,
+    InPlace,
+    Row,
+    drew,
+    simulation,
+    stack,
+    step,
+    unstack,
+)
 from cqm.worlds.contract import (
     MAX_BATCH,
     Rollout,
@@ -49,7 +59,8 @@ class GymWorld(World):
     The state after termination is absorbing: all its features are zero except the indicator, which
     is one. Time limits are removed, and an environment's own truncation is ignored. Before every
     step the environment's `np_random` is seeded from the noise, so that branches can share their
-    random draws.
+    random draws. Rollouts report whether anything was drawn; an environment that never draws has no
+    noise.
 
     Args:
         env: A registered id, or a function that returns a new environment.
@@ -70,6 +81,8 @@ class GymWorld(World):
     >>> world.rollout(states, np.ones((3, 5, 1)), noise).features.shape
     (3, 5, 6)
     """
+
+    noise_kind = "seeds"
 
     def __init__(
         self,
@@ -150,14 +163,18 @@ class GymWorld(World):
         actions, seeds = self._actions(controls), noise[:, :, 0].astype(np.uint32)
         features = np.full((num, horizon, len(self.feature_names)), np.nan)
         status, rows, errors = np.full(num, Status.RAISED), unstack(states), []
+        drawn = np.zeros(num, bool)
         for i, row in enumerate(rows):
             try:
-                status[i], rows[i] = self._branch(row, actions[i], seeds[i], features[i], final)
+                status[i], rows[i], drawn[i] = self._branch(
+                    row, actions[i], seeds[i], features[i], final
+                )
             except Exception as error:  # an environment may raise anything; other rows go on
                 errors.append(repr(error))
                 rows[i] = _failed(row)
         after = (stack(rows) if rows else dict(states)) if final else {}
-        return Rollout(features, status, after, next(iter(errors), ""))
+        reported = drawn if self._reports_draws else None
+        return Rollout(features, status, after, next(iter(errors), ""), reported)
 
     def store(self, states: States) -> dict[str, np.ndarray]:
         """The states without their environments, which `restore` rebuilds."""
@@ -216,49 +233,52 @@ class GymWorld(World):
 
     def _branch(
         self, row: Row, actions: np.ndarray, seeds: np.ndarray, features: np.ndarray, final: bool
-    ) -> tuple[Status, Row]:
-        """Roll one state forward into `features`; returns the status and the last state."""
+    ) -> tuple[Status, Row, bool]:
+        """Roll one state into `features`; returns status, last state, and whether it drew noise."""
         if not np.all(np.isfinite(row["observation"])):
-            return Status.NOT_FINITE, row
+            return Status.NOT_FINITE, row, False
         if row["terminated"] or not len(actions):
             features[:] = self._absorbed
-            return Status.OK, row
+            return Status.OK, row, False
         env = self._method.load(row)
-        status, steps = self._roll(env, actions, seeds, features)
+        status, steps, drawn = self._roll(env, actions, seeds, features)
         if status != Status.OK:
-            return status, _failed(row)
+            return status, _failed(row), drawn
         if not final:
-            return status, row
+            return status, row, drawn
         terminated = bool(features[-1, -1])
         after = self._absorbed if terminated else features[-1]
         saved = self._method.save(env, row, actions[:steps], seeds[:steps])
-        return status, {**row, **saved, "observation": after[:-2], "terminated": terminated}
+        last = {**row, **saved, "observation": after[:-2], "terminated": terminated}
+        return status, last, drawn
 
     def _roll(
         self, env: Env, actions: np.ndarray, seeds: np.ndarray, features: np.ndarray
-    ) -> tuple[Status, int]:
-        """Step an environment into `features`; returns the status and the number of steps."""
+    ) -> tuple[Status, int, bool]:
+        """Step an environment into `features`; returns status, steps, and whether it drew noise."""
         warnings = simulation(env)[1].warning.number if self._uses_mujoco else np.zeros(1)
         warnings[:] = 0
+        drawn = False
         for t, (action, seed) in enumerate(zip(actions, seeds, strict=True)):
             observation, reward, terminated = step(env, action, seed)
+            drawn = drawn or drew(env, seed)
             features[t, :-2] = self._flat(observation)
             features[t, -2:] = reward, terminated
             # MuJoCo resets a diverged simulation and goes on; only its warnings show this.
             diverged = self._uses_mujoco and warnings[_DIVERGENCES].any()
             if diverged or not np.all(np.isfinite(features[t])):
                 features[t] = np.nan
-                return Status.DIVERGED if diverged else Status.NOT_FINITE, t + 1
+                return Status.DIVERGED if diverged else Status.NOT_FINITE, t + 1, drawn
             if terminated:
                 features[t + 1 :] = self._absorbed
-                return Status.OK, t + 1
-        return Status.OK, len(actions)
+                return Status.OK, t + 1, drawn
+        return Status.OK, len(actions), drawn
 
     def _choose_cloning(self, forced: str | None) -> None:
         """Use the first cloning method that proves exact; a forced one must prove exact too."""
         problems = {}
         for name in [forced] if forced else CLONING_METHODS:
-            self.cloning = name
+            self.cloning, self._reports_draws = name, True
             try:
                 self._method = CLONING_METHODS[name](self._make, self.max_prefix)
                 problem = self._inexact()
@@ -295,7 +315,10 @@ class GymWorld(World):
         if not np.array_equal(plain, cloned, equal_nan=True):
             return "a rollout differs from stepping a new environment with the same seed"
         report = check_world(self, num=num, horizon=horizon)
-        return "; ".join(f"{c.name}: {c.detail}" for c in report.checks if not c.passed)
+        failed = {check.name: check.detail for check in report.checks if not check.passed}
+        # An environment that draws from a copy of its generator can be branched all the same.
+        self._reports_draws = failed.pop(NOISE_KIND, None) is None
+        return "; ".join(f"{name}: {detail}" for name, detail in failed.items())
 
 
 def _without_limits(env: Env) -> Env:

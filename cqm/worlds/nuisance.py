@@ -8,7 +8,7 @@ can change with what they cannot, and no coordinate can simply be dropped.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -100,7 +100,7 @@ class NuisanceWorld(World):
             raise ValueError("the world already has a nuisance; wrap world.native instead")
         self._native, self.nuisance = native, nuisance or Nuisance()
         self.name, self.cloning = native.name, native.cloning
-        self.action_names = native.action_names
+        self.action_names, self.noise_kind = native.action_names, native.noise_kind
         self.control_low, self.control_high = native.control_low, native.control_high
         self.candidate_actions, self.continuous = native.candidate_actions, native.continuous
         self.observation_mixing = self.nuisance.mixing(len(native.observation_names))
@@ -143,7 +143,7 @@ class NuisanceWorld(World):
         path = self.nuisance.path(states["nuisance"], noise[..., split:].astype(np.float32))
         features = self.mix(path, result.features, self.feature_mixing)
         after = {**result.states, "nuisance": path[:, -1]} if final else {}
-        return Rollout(features, result.status, after, result.error)
+        return replace(result, features=features, states=after)
 
     def store(self, states: States) -> dict[str, np.ndarray]:
         """The arrays that the native world stores, and the nuisance."""

@@ -498,6 +498,8 @@ def test_an_explosion_gives_no_warnings_of_arithmetic():
 
 def test_noise_of_any_shape_reaches_the_world():
     class Windy(Tape):
+        noise_kind = "signal"
+
         def sample_noise(self, num, horizon, rng):
             return rng.standard_normal((num, horizon, 2, 3))
 

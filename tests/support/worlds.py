@@ -16,6 +16,7 @@ class ToyWorld(World):
     control_high = np.array([1.0])
     candidate_actions = np.array([[-1.0], [0.0], [1.0]])
     cloning = "copy"
+    noise_kind = "signal"
 
     def reset(self, num, rng):
         return {"x": rng.standard_normal(num)}

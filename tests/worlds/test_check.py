@@ -119,6 +119,7 @@ def test_a_sound_world_passes_every_check():
         "  ok    runs                                      16 states, 64 steps\n"
         "  ok    the same generator gives the same states\n"
         "  ok    the same generator gives the same noise\n"
+        "  ok    noise kind\n"
         "  ok    clone fidelity and shared noise\n"
         "  ok    later calls leave earlier results alone\n"
         "  ok    observing changes nothing\n"
