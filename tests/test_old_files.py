@@ -25,6 +25,13 @@ def test_branches_give_the_same_arrays(name):
         np.testing.assert_array_equal(branches.effects(), EXPECTED[f"{name}/effects"])
 
 
+def test_the_kind_of_noise_is_inferred():
+    kinds = {
+        name: cqm.Branches.open(OLD / name).noise_kind for name in ("branches", "branches-noise")
+    }
+    assert kinds == {"branches": "none", "branches-noise": "signal"}
+
+
 def test_branches_pass_the_audit_and_are_collected_alike_today(tmp_path):
     copy = shutil.copytree(OLD / "branches", tmp_path / "branches")
     assert cqm.audit(cqm.Branches.open(copy), families=8)

@@ -15,7 +15,7 @@ from cqm.worlds.trial import Trial
 _ROWS, _STEPS = 64, 16  # rollouts to compare, and their steps
 _NUDGE = 1e-3  # of the spread
 _COMMON = 0.05  # share of equal values, such as 0 for "no arrival", that are not nudged
-_WHOLE_SPREAD = 20  # least spread of whole numbers, so that a nudge by 1 is small
+_WHOLE_SPREAD = 100  # least spread of whole numbers to nudge, by at least 1
 _FEWEST = 8  # rows that fresh noise must change
 _SEED_LIKE = 0.5  # share of the change by fresh noise; signals have about a thousandth
 _ROUNDING = 1e-12  # relative size below which a change is rounding error
@@ -126,14 +126,15 @@ def _nudged(noise: np.ndarray, sign: int) -> np.ndarray:
     for i, column in enumerate(columns.T.copy()):
         _, which, counts = np.unique(column, return_inverse=True, return_counts=True)
         rare = counts[which] <= _COMMON * len(column)
-        low, high = np.quantile(column[rare], [0.25, 0.75]) if rare.any() else (0, 0)
-        shift = _NUDGE * (high - low)
+        if not rare.any():
+            continue
+        spread = np.subtract(*np.quantile(column[rare], [0.75, 0.25]))
+        shift = _NUDGE * spread
         if np.array_equal(column, np.rint(column)):
-            shift = max(1, round(shift)) if high - low >= _WHOLE_SPREAD else 0
-        if shift > 0:
-            # Not sign * shift, because whole numbers may be unsigned.
-            moved = column[rare] + shift if sign > 0 else column[rare] - shift
-            columns[rare, i] = moved.astype(noise.dtype)
+            shift = max(1, round(shift)) if spread >= _WHOLE_SPREAD else 0
+        # Not sign * shift, because whole numbers may be unsigned.
+        moved = column[rare] + shift if sign > 0 else column[rare] - shift
+        columns[rare, i] = moved.astype(noise.dtype)
     return columns.reshape(noise.shape)
 
 

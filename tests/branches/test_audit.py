@@ -5,14 +5,24 @@ import re
 import shutil
 import warnings
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
-from support.wrong_worlds import UNUSUAL, WRONG_SETS, collect_set, drift_world, reseal, set_world
+from support.worlds import SeedWorld
+from support.wrong_worlds import (
+    UNUSUAL,
+    WRONG_SETS,
+    collect_set,
+    drift_world,
+    reseal,
+    reseal_manifest,
+    set_world,
+)
 
 import cqm
 from cqm import storage
-from cqm.branches import coupling, shards
+from cqm.branches import collect as collecting, coupling, shards
 from cqm.worlds.function import FunctionWorld
 from cqm.worlds.nuisance import Nuisance, NuisanceWorld
 
@@ -335,3 +345,40 @@ def test_failed_branches_do_not_enter_the_variance():
     assert finding.passed
     assert "standard errors apart" in finding.detail
     assert "nan" not in finding.detail
+
+
+def _flip(arrays):
+    arrays["drew"][10:60] ^= True
+
+
+@pytest.mark.parametrize(
+    ("change", "check", "detail"),
+    [
+        (lambda out: reseal(out, 0, _flip), "stored families replay bit for bit", "drew"),
+        (
+            lambda out: reseal(out, 0, lambda a: {n: a[n] for n in a if n != "drew"}),
+            "blocks collected again from the seed are identical",
+            "missing or unexpected arrays: drew",
+        ),
+        (
+            lambda out: reseal_manifest(out, lambda m: m.update(noise_kind="signal")),
+            "manifest fits the world",
+            "differs in noise_kind",
+        ),
+    ],
+)
+def test_reported_draws_are_replayed(change, check, detail, tmp_path):
+    world = SeedWorld()
+    cqm.collect(world, out=tmp_path, draws=2, **SETTINGS)
+    assert cqm.audit(tmp_path, world)
+    change(tmp_path)
+    finding = findings(cqm.audit(tmp_path, world))[check]
+    assert not finding.passed
+    assert detail in finding.detail
+
+
+def test_draws_missing_from_one_shard_are_noticed(tmp_path):
+    with mock.patch.object(collecting, "SHARD_BYTES", 0):
+        cqm.collect(SeedWorld(), out=tmp_path, **SETTINGS)
+    reseal(tmp_path, 1, lambda arrays: {n: arrays[n] for n in arrays if n != "drew"})
+    assert "shard 1 lacks drew" in str(cqm.audit(tmp_path, SeedWorld()))

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.worlds import SeedWorld
+from support.wrong_worlds import reseal, reseal_manifest
 
 import cqm
 from cqm.branches import collect as collection
@@ -539,3 +541,27 @@ def test_memory_does_not_grow_with_the_states(tmp_path):
     size = sum(map(len, contents(tmp_path / "100000").values())) / 2**20
     assert size > peaks[0]  # it would not have fitted
     assert peaks[1] < 1.2 * peaks[0], peaks
+
+
+def test_a_set_begun_before_the_kind_of_noise_was_stored_is_continued(tmp_path, small_shards):
+    world, settings = SeedWorld(), {"seed": 3, "horizon": 2}
+    collect(world, tmp_path / "set", **settings)
+    reseal_manifest(tmp_path / "set", lambda manifest: manifest.pop("noise_kind"))
+    for index in range(3):
+        reseal(
+            tmp_path / "set", index, lambda arrays: {k: arrays[k] for k in arrays if k != "drew"}
+        )
+    before = contents(tmp_path / "set")
+    for name in ("shard-00001.safetensors", "shard-00001.json"):
+        (tmp_path / "set" / name).unlink()
+    branches = collect(world, tmp_path / "set", **settings)
+    assert contents(tmp_path / "set") == before
+    assert branches.noise_kind == "seeds"
+    assert cqm.audit(branches, world)
+
+
+def test_another_kind_of_noise_is_another_configuration(tmp_path):
+    collect(SeedWorld(), tmp_path, states=8)
+    other = type("Other", (SeedWorld,), {"noise_kind": "signal"})()
+    with pytest.raises(ValueError, match='noise_kind: "seeds" -> "signal"'):
+        collect(other, tmp_path, states=8)

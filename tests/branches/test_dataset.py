@@ -2,10 +2,12 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from support.worlds import SeedWorld, ToyWorld
 
 import cqm
 from cqm.branches import collect as collection
-from cqm.branches.dataset import combine
+from cqm.branches.dataset import Branches, combine
+from cqm.branches.shards import MemoryShard
 from cqm.worlds.function import FunctionWorld
 from cqm.worlds.nuisance import Nuisance, NuisanceWorld
 
@@ -518,3 +520,74 @@ def test_short_horizons(tmp_path, horizon):
     assert branches.step_features.shape == (20, 1, 3, horizon, 10)
     if horizon == 1:
         np.testing.assert_array_equal(branches.outcomes, branches.first_features)
+
+
+def test_noise_is_read_in_one_shape():
+    branches = collect(plane_world(), draws=2)
+    assert branches.noise_kind == "signal"
+    assert branches.manifest["noise_kind"] == "signal"
+    np.testing.assert_array_equal(branches.noise, branches.array("noise"))
+    assert branches.noise.shape == (20, 2, 4, 2)
+    silent = {"exogenous": None, "features": None, "feature_names": None}
+    quiet = collect(plane_world(step=lambda x, u, e: x + u, **silent), draws=2)
+    assert (quiet.noise_kind, quiet.noise.shape) == ("none", (20, 2, 4, 0))
+    assert "noise_kind" not in quiet.manifest
+
+    def gusts(self, num, horizon, rng):
+        return rng.standard_normal((num, horizon, 3, 2))
+
+    def rollout(self, states, controls, noise, *, final=True):
+        return ToyWorld.rollout(self, states, controls, noise[..., 0, :1], final=final)
+
+    windy = type("Windy", (ToyWorld,), {"sample_noise": gusts, "rollout": rollout})()
+    assert collect(windy).noise.shape == (20, 1, 4, 6)
+
+
+def test_seeds_that_no_family_used_are_no_noise(tmp_path):
+    never, sometimes, always = (collect(SeedWorld(limit)) for limit in (np.inf, 2.2, -1.0))
+    assert [b.noise_kind for b in (never, sometimes, always)] == ["none", "seeds", "seeds"]
+    assert {b.manifest["noise_kind"] for b in (never, sometimes, always)} == {"seeds"}
+    rows = np.flatnonzero(~sometimes.array("drew")[:, 0])
+    assert 0 < len(rows) < 20
+    assert [sometimes[row : row + 1].noise_kind for row in rows] == ["none"] * len(rows)
+    assert sometimes[:0].noise_kind == always[:0].noise_kind == "none"
+    stored = collect(SeedWorld(2.2), out=tmp_path, small=False)
+    assert stored.noise_kind == "seeds"
+    np.testing.assert_array_equal(stored.array("drew"), sometimes.array("drew"))
+
+
+def without_kind(branches):
+    """The set as an earlier version would have collected it."""
+    manifest = {key: value for key, value in branches.manifest.items() if key != "noise_kind"}
+    names = [name for name in branches.array_names() if name != "drew"]
+    arrays = {name: branches.array(name) for name in names}
+    return Branches(manifest, [MemoryShard(arrays, {})])
+
+
+def test_the_kind_of_noise_in_older_sets_is_inferred():
+    assert without_kind(collect(plane_world())).noise_kind == "signal"
+    assert without_kind(collect(SeedWorld(np.inf))).noise_kind == "seeds"
+
+
+@pytest.mark.parametrize("old_first", [True, False])
+def test_older_sets_are_combined_with_newer_ones(old_first):
+    one, two = (collect(SeedWorld(np.inf), seed=seed) for seed in (1, 2))
+    assert combine([one, two]).noise_kind == "none"
+    pair = [without_kind(one), two]
+    combined = combine(pair if old_first else pair[::-1])
+    assert combined.noise_kind == "seeds"  # nobody knows whether the older one drew
+    assert "drew" not in combined.array_names()
+    assert len(combined.outcomes) == 40
+    start = 20 if old_first else 0
+    assert combined[start : start + 20].noise_kind == "none"
+    signals = [collect(plane_world(), seed=seed) for seed in (1, 2)]
+    assert combine([without_kind(signals[0]), signals[1]]).noise_kind == "signal"
+
+
+def test_a_world_that_was_declared_twice_has_the_weaker_kind():
+    first = collect(ToyWorld(), seed=1)
+    second = collect(type("Again", (ToyWorld,), {"noise_kind": "seeds"})(), seed=2)
+    undeclared = collect(type("Un", (ToyWorld,), {"noise_kind": "none"})(), seed=3)
+    assert combine([first, undeclared]).noise_kind == "signal"
+    assert combine([undeclared, second]).noise_kind == "seeds"
+    assert combine([first, second]).noise_kind == "seeds"

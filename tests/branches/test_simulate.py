@@ -3,6 +3,7 @@ import math
 
 import numpy as np
 import pytest
+from support.worlds import SeedWorld, ToyWorld
 
 import cqm
 from cqm.branches.collect import plan_collection
@@ -530,3 +531,29 @@ def test_duplicate_candidates_have_the_same_outcomes():
     outcomes = collect(world, states=300, draws=2).outcomes
     np.testing.assert_array_equal(outcomes[:, :, 0], outcomes[:, :, 2])
     assert (outcomes[:, :, 0] != outcomes[:, :, 1]).any()
+
+
+@pytest.mark.parametrize("policy", [None, cqm.Policy("stay", lambda seen, u: np.ones(len(u), int))])
+def test_a_family_drew_if_any_of_its_branches_did(policy):
+    world, settings = SeedWorld(2.2), {"draws": 2, "horizon": 3, "per_step": True}
+    continuation = "uniform" if policy is None else policy
+    branches = collect(world, continuation=continuation, **settings)
+    drew = branches.array("drew")
+    assert drew.dtype == bool
+    before = np.broadcast_to(branches.observations[:, None, None, None], (40, 2, 3, 1, 1))
+    x = np.concatenate([before, branches.step_features[:, :, :, :-1, :1]], axis=3)[..., 0]
+    np.testing.assert_array_equal(drew, (np.abs(x) > world.limit).any(axis=(2, 3)))
+    assert 0 < drew.sum() < drew.size
+
+
+def test_draws_are_stored_only_for_seeds_that_report_them():
+    silent = type("Silent", (SeedWorld,), {"rollout": ToyWorld.rollout})()
+    signal = type("Signal", (SeedWorld,), {"noise_kind": "signal"})()
+    undeclared = type("Undeclared", (SeedWorld,), {"noise_kind": "none"})()
+    for world, kind in ((silent, "seeds"), (signal, "signal"), (undeclared, "seeds")):
+        branches = collect(world)
+        assert "drew" not in branches.array_names()
+        assert branches.noise_kind == kind
+    wrong = type("Wrong", (SeedWorld,), {"noise_kind": None})()
+    with pytest.raises(ValueError, match="noise_kind must be 'none', 'signal' or 'seeds'"):
+        collect(wrong)

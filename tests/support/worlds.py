@@ -39,6 +39,33 @@ class ToyWorld(World):
         return {"name": self.name, "kind": "test", "names": self.feature_names}
 
 
+def scrambled(seeds):
+    """A number in [0, 1) for each seed, with no visible relation to it."""
+    return np.mod(np.sin(12.9898 * seeds + 1) * 43758.5453, 1)
+
+
+class SeedWorld(ToyWorld):
+    """As the toy world, but where x is beyond a limit, e is a random number for a seed."""
+
+    noise_kind = "seeds"
+
+    def __init__(self, limit=1.0):
+        self.limit = limit
+
+    def sample_noise(self, num, horizon, rng):
+        return rng.integers(2**31, size=(num, horizon, 1)).astype(float)
+
+    def rollout(self, states, controls, noise, *, final=True):
+        x, drew, features = states["x"], np.zeros(len(controls), bool), []
+        for t in range(controls.shape[1]):
+            draws = np.abs(x) > self.limit
+            push = np.where(draws, scrambled(noise[:, t, 0]), 0.5)
+            x, drew = x / 2 + controls[:, t, 0] + push, drew | draws
+            features.append(np.stack([x, controls[:, t, 0]], axis=1))
+        status, after = np.zeros(len(x), np.int8), {"x": x} if final else {}
+        return Rollout(np.stack(features, axis=1), status, after, drew=drew)
+
+
 def pendulum_step(state, action, exogenous):
     """An angle, a speed and a gain that no action moves but that scales what actions do."""
     angle, speed, gain = state.T

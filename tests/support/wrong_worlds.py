@@ -16,7 +16,7 @@ from cqm.branches import collect as collecting, shards
 from cqm.worlds.contract import Rollout, Status
 from cqm.worlds.function import FunctionWorld
 from cqm.worlds.nuisance import Nuisance, NuisanceWorld
-from support.worlds import ToyWorld
+from support.worlds import SeedWorld, ToyWorld, scrambled
 
 # Worlds --------------------------------------------------------------------------------------
 
@@ -284,11 +284,42 @@ class FlickeringFailure(ToyWorld):
         return result
 
 
+class UndeclaredNoise(ToyWorld):
+    """Samples noise but does not say what it is."""
+
+    noise_kind = "none"
+
+
+class SeedsAsSignal(SeedWorld):
+    """Declares its seeds to be a signal."""
+
+    noise_kind = "signal"
+
+
+class FractionAsSignal(ToyWorld):
+    """Seeds a generator with noise that looks like a signal."""
+
+    def sample_noise(self, num, horizon, rng):
+        return rng.random((num, horizon, 1))
+
+    def rollout(self, states, controls, noise, *, final=True):
+        return super().rollout(states, controls, scrambled(2**20 * noise), final=final)
+
+
+class DeniedDraws(SeedWorld):
+    """Reports that it never draws."""
+
+    def rollout(self, states, controls, noise, *, final=True):
+        result = super().rollout(states, controls, noise, final=final)
+        return dataclasses.replace(result, drew=np.zeros(len(controls), bool))
+
+
 WRONG_WORLDS = [
     *(SharedBuffer, SharedObservation, HiddenState, LostWarmStart, LateTime, Switch, Clock),
     *(RareRandomness, GlobalNoise, GlobalReset, SameStates, SameNoise, OnePath, OwnNoise),
     *(BatchMean, LargeBatch, Thread, SharedScratch, InPlaceState, InPlaceNoise, InPlaceControls),
     *(CountedObservation, BatchObservation, FinalMatters, SinglePrecision, FlickeringFailure),
+    *(UndeclaredNoise, SeedsAsSignal, FractionAsSignal, DeniedDraws),
 ]
 
 # Sets ----------------------------------------------------------------------------------------

@@ -248,6 +248,11 @@ def test_a_sound_world_passes_every_check():
             "must be JSON-able: Object of type object is not JSON serializable",
         ),
         (
+            changed(noise_kind="signals"),
+            "declaration",
+            "noise_kind must be 'none', 'signal' or 'seeds'; got 'signals'",
+        ),
+        (
             changed(identity=lambda self: {"name": "toy"}),
             "declaration",
             "a world's identity must contain ['kind']; got {'name': 'toy'}",
@@ -317,6 +322,10 @@ CAUGHT_BY = {
     "FinalMatters": "skipping final states changes nothing",
     "SinglePrecision": "stored states give the same rollouts",
     "FlickeringFailure": "state is complete",
+    "UndeclaredNoise": "noise kind",
+    "SeedsAsSignal": "noise kind",
+    "FractionAsSignal": "noise kind",
+    "DeniedDraws": "noise kind",
 }
 
 

@@ -1,3 +1,4 @@
+import functools
 import importlib.util
 import json
 import pathlib
@@ -453,3 +454,20 @@ def test_rollout_refuses_other_shapes():
         world.rollout(states, controls[..., :1], noise)
     with pytest.raises(ValueError, match=r"noise \[4, 2, 3\]; allowed for 4 states"):
         world.rollout(states, controls, noise[:, :2])
+
+
+def test_the_exogenous_input_is_a_signal_unless_it_is_declared_to_be_seeds():
+    def exogenous(num, horizon, rng):
+        return rng.normal(size=(num, horizon, 1))
+
+    settings = {"step": lambda x, u, e: x, "initial": lambda num, rng: np.zeros((num, 1))}
+    make = functools.partial(FunctionWorld, candidate_actions=[[0.0], [1.0]], **settings)
+    assert make().noise_kind == "none"
+    assert make(exogenous=exogenous).noise_kind == "signal"
+    assert make(trace=np.zeros((9, 1))).noise_kind == "signal"
+    assert make(exogenous=exogenous, noise_kind="seeds").noise_kind == "seeds"
+    assert "noise_kind" not in make(exogenous=exogenous).identity()  # sets stay compatible
+    with pytest.raises(ValueError, match="noise_kind must be 'signal' or 'seeds'; got 'none'"):
+        make(exogenous=exogenous, noise_kind="none")
+    with pytest.raises(ValueError, match="noise_kind='seeds' describes exogenous"):
+        make(noise_kind="seeds")

@@ -1,3 +1,4 @@
+import copy
 import functools
 import json
 import threading
@@ -12,8 +13,10 @@ from gymnasium import spaces
 import cqm
 from cqm.worlds.check import check_world
 from cqm.worlds.contract import Status, concatenate, take
+from cqm.worlds.features import ExpandedWorld, Squares
 from cqm.worlds.gym import GymWorld
 from cqm.worlds.loading import load_world
+from cqm.worlds.nuisance import NuisanceWorld
 
 
 class Walk(gymnasium.Env):
@@ -34,6 +37,48 @@ class Walk(gymnasium.Env):
         self.velocity += 0.1 * action + self.noise * self.np_random.normal()
         self.position += self.velocity
         return np.array([self.position]), -abs(self.position), False, False, {}
+
+
+class SometimesWalk(Walk):
+    """Draws only on the right."""
+
+    def step(self, action):
+        self.noise = self.np_random.normal() if self.position > 0 else 0.0
+        self.position += 0.1 * action + self.noise
+        return np.array([self.position]), 0.0, False, False, {}
+
+
+class QuietWalk(Walk):
+    """Never draws in a step."""
+
+    def step(self, action):
+        self.position += 0.1 * action
+        return np.array([self.position]), 0.0, False, False, {}
+
+
+class ReplacingWalk(QuietWalk):
+    """Replaces its generator in every step."""
+
+    def step(self, action):
+        self.np_random = np.random.default_rng(0)
+        return super().step(action)
+
+
+class ReseedingWalk(QuietWalk):
+    """Draws and then seeds its generator."""
+
+    def step(self, action):
+        self.position += self.np_random.normal()
+        self.np_random.bit_generator.state = np.random.PCG64(7).state
+        return super().step(action)
+
+
+class CopyingWalk(QuietWalk):
+    """Draws from a copy of its generator, as a planner that looks ahead would."""
+
+    def step(self, action):
+        self.position += copy.deepcopy(self.np_random).normal()
+        return super().step(action)
 
 
 class LockedWalk(Walk):
@@ -485,3 +530,51 @@ def test_rollout_checks_what_it_is_given():
     assert np.all(world.rollout(states, long, seeds, final=False).status == Status.OK)
     with pytest.raises(ValueError, match="num must be a whole number in"):
         world.reset(0, np.random.default_rng(0))
+
+
+@pytest.mark.parametrize(
+    ("env", "drew"),
+    [
+        ("CartPole-v1", False),
+        (QuietWalk, False),
+        (functools.partial(Walk, noise=1.0), True),
+        (ReplacingWalk, True),
+        (ReseedingWalk, True),
+        (CopyingWalk, None),
+    ],
+)
+def test_rollouts_report_whether_the_environment_drew(env, drew):
+    world = GymWorld(env, name="walk")
+    assert world.noise_kind == "seeds"
+    assert check_world(world)
+    _, _, _, rollout = rolled(world)
+    if drew is None:
+        assert rollout.drew is None
+    else:
+        assert rollout.drew.tolist() == [drew] * 4
+
+
+@pytest.mark.parametrize("cloning", ["deepcopy", "replay"])
+def test_each_row_reports_its_own_draws(cloning):
+    world = GymWorld(SometimesWalk, cloning=cloning)
+    states = world.reset(40, np.random.default_rng(0))
+    noise = world.sample_noise(40, 1, np.random.default_rng(1))
+    rollout = world.rollout(states, np.zeros((40, 1, 1)), noise)
+    np.testing.assert_array_equal(rollout.drew, states["observation"][:, 0] > 0)
+    assert 0 < rollout.drew.sum() < 40
+    for mixed in (NuisanceWorld(world), ExpandedWorld(world, Squares())):
+        states, noise = (mixed.reset(40, np.random.default_rng(0)), mixed.sample_noise)
+        again = mixed.rollout(states, np.zeros((40, 1, 1)), noise(40, 1, np.random.default_rng(1)))
+        np.testing.assert_array_equal(again.drew, rollout.drew)
+        assert mixed.noise_kind == "seeds"
+
+
+def test_an_environment_that_draws_nothing_has_no_noise():
+    settings = {"states": 20, "horizon": 4, "warmup": (0, 2), "threads": 1}
+    quiet = cqm.collect(GymWorld("CartPole-v1"), **settings)
+    assert quiet.noise.shape == (20, 1, 4, 1)
+    assert not quiet.array("drew").any()
+    assert quiet.noise_kind == "none"
+    icy = cqm.collect(GymWorld("FrozenLake-v1"), **settings)
+    assert icy.array("drew").any()
+    assert icy.noise_kind == "seeds"
