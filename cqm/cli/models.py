@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from cqm.worlds.contract import World
 
 
-_FIXED_BY_PAPER = ("updates", "validation", "width", "members")
+Candidate = Literal["constant", "ridge", "direct", "unrolled"]
+_FIXED_BY_PAPER = ("candidates", "budget", "updates", "validation", "width", "members")
 
 
 @dataclass(frozen=True)
@@ -44,10 +45,14 @@ class Fit:
     """Directory of held-out branches with at least 16 draws per state, to calibrate the model."""
     paper: bool = False
     """Fit the paper's model: raw input, rank 8, width 128, 4,000 updates."""
+    candidates: Annotated[tuple[Candidate, ...], default("all")] = ()
+    """Ways to learn from branches that are compared; the best is kept."""
+    budget: Annotated[str | None, default("none")] = None
+    """Time for learning from branches, such as 60s or 5min."""
     updates: Annotated[int | None, default("8000, or 2000 with hindsight")] = None
-    """Number of gradient steps per training run; not for residual."""
-    validation: float = 0.0
-    """Share of the branches to hold out; training stops when the loss on them stops improving."""
+    """Number of gradient steps per network; not for residual."""
+    validation: Annotated[float | None, default("a tenth")] = None
+    """Share of the branches to hold out, for the comparison and to stop training in time."""
     width: Annotated[int | None, default("256")] = None
     """Width of the hidden layers; not for residual."""
     members: int = 1
@@ -116,11 +121,12 @@ class Fit:
                 f"--paper fits the paper's model to branches, but --estimator {self.estimator} "
                 "learns from logs; leave out one of the two"
             )
-        if self.validation:
-            raise ValueError(
-                f"--validation holds out branches, but --estimator {self.estimator} learns from "
-                "logs; leave it out"
-            )
+        for name in ("candidates", "budget", "validation"):
+            if getattr(self, name) != getattr(Fit, name):
+                raise ValueError(
+                    f"--{name} is for branches, but --estimator {self.estimator} learns from "
+                    "logs; leave it out"
+                )
         if not (self.directory / "logs.json").exists():
             raise ValueError(
                 f"--estimator {self.estimator} learns from logs, but {self.directory} contains "

@@ -13,12 +13,11 @@ from cqm.branches.dataset import Branches
 from cqm.models.candidates import CANDIDATES
 from cqm.models.choice import Comparison, choose, seconds_of
 from cqm.models.estimator import Estimator
-from cqm.models.layout import TRANSITION
+from cqm.models.layout import TRANSITION, arrays_under
 from cqm.models.predictors import (
     Predictor,
     StackedPredictor,
     UnrolledPredictor,
-    arrays_under,
     restore_predictor,
 )
 from cqm.models.preprocessing import Conditioning

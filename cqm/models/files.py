@@ -17,8 +17,7 @@ import numpy as np
 from cqm import storage
 from cqm.arguments import path as checked_path
 from cqm.branches.recipe import RecipeFields, WorldFields
-from cqm.models.layout import check_arrays
-from cqm.models.predictors import current_arrays
+from cqm.models.layout import check_arrays, current_arrays
 from cqm.storage import DamagedFileError
 
 MODEL = "model.safetensors"

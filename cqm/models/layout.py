@@ -7,8 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from cqm.models.predictors import arrays_under, part_prefix
-
+Arrays = dict[str, np.ndarray]
 TRANSITION = "transition."  # what the names of the arrays of a transition kept aside start with
 Axes = dict[str, str]  # axes by the name of an array; an axis is a name, a number or a sum of them
 
@@ -68,6 +67,33 @@ _CALIBRATION = {
     "calibration.size": "features",
 }
 _PROVENANCE = {"provenance.families": "runs 3", "provenance.observations": "rows"}
+
+
+def part_prefix(number: int) -> str:
+    """What the names of the arrays of one part of a stack start with."""
+    return f"part.{number}."
+
+
+def arrays_under(prefix: str, arrays: Mapping[str, np.ndarray]) -> Arrays:
+    """The arrays whose names start with a prefix, without it."""
+    return {n.removeprefix(prefix): v for n, v in arrays.items() if n.startswith(prefix)}
+
+
+def current_arrays(arrays: Mapping[str, np.ndarray]) -> Arrays:
+    """The arrays of a saved model, with those of an unrolled model of version 0.2 renamed.
+
+    There, an action had an embedding, which is its row of a matrix that is applied to indicator
+    vectors, and the basis was kept apart from the scales of the coordinates.
+    """
+    current = dict(arrays)
+    if not {"network.embedding", "scales", "basis"} <= set(current):
+        return current
+    embedding, basis, scales = (current.pop(n) for n in ("network.embedding", "basis", "scales"))
+    if embedding.ndim != 3 or basis.ndim != 2 or scales.shape != basis.shape[1:]:
+        return dict(arrays)  # the check of the layout says what is wrong
+    lift = current.get("network.lift.bias", scales[None])
+    current |= {"network.controls": embedding, "controls": np.eye(embedding.shape[1])}
+    return current | {"basis": basis * scales, "sizes": np.array([lift.shape[-1], len(scales)])}
 
 
 def check_arrays(kind: str, arrays: Mapping[str, np.ndarray], sizes: Mapping[str, int]) -> None:

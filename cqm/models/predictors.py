@@ -17,6 +17,7 @@ import numpy as np
 from jax import Array
 
 from cqm.capacity import require_memory
+from cqm.models.layout import Arrays, arrays_under, part_prefix
 from cqm.models.network import Classifier, Network, named_arrays, with_arrays
 from cqm.models.preprocessing import Coordinates
 from cqm.models.transition import Transition
@@ -24,8 +25,6 @@ from cqm.quotient import center
 from cqm.regression import RandomFourierFeatures, Table, pair_products
 
 _UNROLLED_ROWS = 32  # states that are unrolled at once, each with all actions and continuations
-
-Arrays = dict[str, np.ndarray]
 
 
 class Predictor(Protocol):
@@ -223,16 +222,6 @@ class StackedPredictor:
         return arrays
 
 
-def part_prefix(number: int) -> str:
-    """What the names of the arrays of one part of a stack start with."""
-    return f"part.{number}."
-
-
-def arrays_under(prefix: str, arrays: Mapping[str, np.ndarray]) -> Arrays:
-    """The arrays whose names start with a prefix, without it."""
-    return {n.removeprefix(prefix): v for n, v in arrays.items() if n.startswith(prefix)}
-
-
 def restore_predictor(arrays: Mapping[str, np.ndarray]) -> Predictor:
     """The predictor whose `arrays()` these are."""
     if "stack.weights" in arrays:
@@ -265,23 +254,6 @@ def _restored_direct(
         key=jax.random.key(0),
     )
     return DirectPredictor(inputs, basis, _restored(network, "network", arrays), controls)
-
-
-def current_arrays(arrays: Mapping[str, np.ndarray]) -> Arrays:
-    """The arrays of a saved model, with those of an unrolled model of version 0.2 renamed.
-
-    There, an action had an embedding, which is its row of a matrix that is applied to indicator
-    vectors, and the basis was kept apart from the scales of the coordinates.
-    """
-    current = dict(arrays)
-    if not {"network.embedding", "scales", "basis"} <= set(current):
-        return current
-    embedding, basis, scales = (current.pop(n) for n in ("network.embedding", "basis", "scales"))
-    if embedding.ndim != 3 or basis.ndim != 2 or scales.shape != basis.shape[1:]:
-        return dict(arrays)  # the check of the layout says what is wrong
-    lift = current.get("network.lift.bias", scales[None])
-    current |= {"network.controls": embedding, "controls": np.eye(embedding.shape[1])}
-    return current | {"basis": basis * scales, "sizes": np.array([lift.shape[-1], len(scales)])}
 
 
 def _restored_unrolled(inputs: Coordinates, arrays: Mapping[str, np.ndarray]) -> UnrolledPredictor:
