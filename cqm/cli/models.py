@@ -53,7 +53,7 @@ class Fit:
     """Number of gradient steps per network; not for residual."""
     validation: Annotated[float | None, default("a tenth")] = None
     """Share of the branches to hold out, for the comparison and to stop training in time."""
-    width: Annotated[int | None, default("256")] = None
+    width: Annotated[int | None, default("128, or 256 with hindsight")] = None
     """Width of the hidden layers; not for residual."""
     members: int = 1
     """Number of networks to average; for logs, number of sets of random Fourier features."""

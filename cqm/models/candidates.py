@@ -54,10 +54,8 @@ if TYPE_CHECKING:
 NAMES = ("constant", "ridge", "direct", "unrolled")
 UPDATES = 8_000
 """Default number of updates of a network."""
-DIRECT = Training(updates=UPDATES, schedule="cosine")
-"""Default training of a direct network."""
-UNROLLED = Training(updates=UPDATES, batch_size=64, learning_rate=5e-4, schedule="cosine")
-"""Default training of an unrolled network."""
+TRAINING = Training(UPDATES, batch_size=16, learning_rate=1e-3, schedule="cosine")
+"""Default training of a network: many small batches learn most in a given time."""
 CYCLES = (1 / 8, 1 / 4, 5 / 8)  # shares of the updates
 _RIDGE_FAMILIES = 50_000  # more hardly change a regression
 _WAVES, _ROUNDS = 1_024, 3
@@ -201,11 +199,9 @@ class RidgeRegression(ClosedForm):
 class Trained(Candidate):
     """A candidate whose network is trained in cycles."""
 
-    default: Training
-
     def __init__(self, task: Task):
         super().__init__(task)
-        self.settings = task.model._training_settings(self.default)
+        self.settings = task.model._training_settings(TRAINING)
         self._rows: Source | None = None
 
     @abc.abstractmethod
@@ -268,7 +264,7 @@ class Trained(Candidate):
 class Direct(Trained):
     """A network of state and action that regresses the centred outcomes, as the paper does."""
 
-    name, default = "direct", DIRECT
+    name = "direct"
 
     def __init__(self, task: Task):
         super().__init__(task)
@@ -347,7 +343,7 @@ class Direct(Trained):
 class Unrolled(Trained):
     """A transition network, unrolled under the known later actions and noise."""
 
-    name, default = "unrolled", UNROLLED
+    name = "unrolled"
 
     def obstacle(self) -> str:
         """Steps must be stored; a policy must see what the transition follows."""
@@ -433,9 +429,8 @@ class Unrolled(Trained):
         if size == 0:
             return []
         spread = step_spread(self.source(everything=False).window(0), size)
-        quick = self.model._training_settings(replace(self.default, learning_rate=1e-3))
-        quick = replace(quick, batch_size=min(32, quick.batch_size))
-        return [("unrolled-steps", lambda m, batch: single_step_loss(m, batch, spread), quick)]
+        loss: MemberLossFn = lambda member, batch: single_step_loss(member, batch, spread)
+        return [("unrolled-steps", loss, self.settings)]
 
     def loss(self) -> MemberLossFn:
         """Error of whole branches."""

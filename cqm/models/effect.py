@@ -86,7 +86,7 @@ class EffectModel(Estimator):
         budget: str | float | None = None,
         conditioning: Conditioning = "learned",
         decoder_rank: int | None = None,
-        width: int = 256,
+        width: int = 128,
         members: int = 1,
         reference: Reference = None,
         graph: ComparisonGraph | None = None,

@@ -314,8 +314,7 @@ def _network_arrays(prefix: str, network: Any) -> Arrays:
 
 def _restored(network: Any, prefix: str, arrays: Mapping[str, np.ndarray]) -> Any:
     """The network with the arrays from `_network_arrays`, which include the members' axis."""
-    own = {name.removeprefix(f"{prefix}."): values for name, values in arrays.items()}
-    return with_arrays(network, own)
+    return with_arrays(network, arrays_under(f"{prefix}.", arrays))
 
 
 @eqx.filter_jit
