@@ -532,13 +532,16 @@ def sha256_arrays(arrays: Mapping[str, np.ndarray]) -> str:
 
 
 def remove_partial(directory: str | Path) -> None:
-    """Remove the temporary files that interrupted writes left behind, but no live process's.
+    """Remove what interrupted writes left behind: temporary files and a lock nobody holds.
 
-    Those of another machine, whose processes cannot be asked, are removed after a day.
+    Files of another machine, whose processes cannot be asked, are removed after a day.
     """
-    for path in Path(directory).glob(f".*{_TEMPORARY}"):
+    for path in [*Path(directory).glob(f".*{_TEMPORARY}"), Path(directory) / _LOCK]:
         with contextlib.suppress(OSError), open(path, "r+b") as file:
-            own = path.name.split(".")[-3:-2] == [_host()]
+            if path.name == _LOCK:
+                own = _owner(path).endswith(f" on {platform.node()}") or not _owner(path)
+            else:
+                own = path.name.split(".")[-3:-2] == [_host()]
             age = time.time() - os.fstat(file.fileno()).st_mtime
             if (own or age > _ABANDONED_SECONDS) and _lock(file) and _is_at(path, file.fileno()):
                 path.unlink()

@@ -11,7 +11,7 @@ import os
 import textwrap
 import warnings
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -287,6 +287,23 @@ def _prepare(directory: Path, plan: Plan) -> str:
     wanted = plan.manifest(entry)
     files[shards.MANIFEST] = content = storage.encode_json(wanted)
     digest = hashlib.sha256(content).hexdigest()
+    _check_manifest(directory, wanted, digest)
+    outdated = [name for name, content in files.items() if not _holds(directory / name, content)]
+    if outdated:
+        # Of two processes that begin with different configurations, only one may write its own.
+        with storage.exclusive(directory, wait=True):
+            _check_manifest(directory, wanted, digest)
+            for name in outdated:
+                storage.write_pieces(directory / name, [files[name]])
+    return digest
+
+
+def _holds(path: Path, content: bytes) -> bool:
+    return path.exists() and storage.sha256(path) == hashlib.sha256(content).hexdigest()
+
+
+def _check_manifest(directory: Path, wanted: Mapping[str, Any], digest: str) -> None:
+    """Raise `ValueError` if a directory holds branches of another configuration."""
     try:
         changes = storage.differences(shards.read_manifest(directory), wanted)
     except (FileNotFoundError, storage.DamagedFileError) as error:
@@ -302,11 +319,6 @@ def _prepare(directory: Path, plan: Plan) -> str:
             f"{directory} holds branches of a different configuration:\n{changes}\n"
             "choose another directory, or collect with the configuration stored there"
         )
-    for name, content in files.items():
-        path = directory / name
-        if not path.exists() or storage.sha256(path) != hashlib.sha256(content).hexdigest():
-            storage.write_pieces(path, [content])
-    return digest
 
 
 def _is_complete(directory: Path, index: int, digest: str) -> bool:

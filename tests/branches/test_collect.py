@@ -1,3 +1,4 @@
+import contextlib
 import errno
 import json
 import os
@@ -565,3 +566,21 @@ def test_another_kind_of_noise_is_another_configuration(tmp_path):
     other = type("Other", (SeedWorld,), {"noise_kind": "signal"})()
     with pytest.raises(ValueError, match='noise_kind: "seeds" -> "signal"'):
         collect(other, tmp_path, states=8)
+
+
+def test_of_two_that_begin_together_with_different_settings_one_is_refused(tmp_path, monkeypatch):
+    """The other's manifest appears after the directory was found empty."""
+    world, out = plane_world(), tmp_path / "set"
+    exclusive = collection.storage.exclusive
+
+    @contextlib.contextmanager
+    def after_the_other(directory, **settings):
+        monkeypatch.undo()
+        collect(world, out, states=20)
+        with exclusive(directory, **settings) as lock:
+            yield lock
+
+    monkeypatch.setattr(collection.storage, "exclusive", after_the_other)
+    with pytest.raises(ValueError, match="holds branches of a different configuration"):
+        collect(world, out, states=30)
+    assert len(cqm.Branches.open(out)) == 20
