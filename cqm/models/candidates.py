@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
@@ -59,6 +60,7 @@ TRAINING = Training(UPDATES, batch_size=16, learning_rate=1e-3, schedule="cosine
 CYCLES = (1 / 8, 1 / 4, 5 / 8)  # shares of the updates
 _RIDGE_FAMILIES = 50_000  # more hardly change a regression
 _WAVES, _ROUNDS = 1_024, 3
+_CORRECTION_DRAWS, _CORRECTED_ROWS = 8, 512
 _MAX_PAIRS = 1_000  # products of inputs in a quadratic regression
 
 
@@ -72,6 +74,8 @@ class Task:
     frame: Frame
     digest: str  # of all families
     options: Mapping[str, Any]  # of the training loop
+    corrections: np.ndarray | None = None
+    """Noise in the targets of all families that a transition explains, if it was taken out."""
 
     @property
     def controls(self) -> np.ndarray:
@@ -150,6 +154,8 @@ class RidgeRegression(ClosedForm):
         frame, model = self.task.frame, self.model
         inputs = frame.inputs(families.observations)
         targets = np.concatenate([frame.rows_of_targets(p.effects()) for p in families.batches()])
+        if self.task.corrections is not None:
+            targets -= self.task.corrections[: len(targets)].reshape(targets.shape)
         num, size = inputs.shape
         constant, fourier = np.ones((num, 1)), None
         pairs = size * (size + 1) // 2
@@ -295,6 +301,14 @@ class Direct(Trained):
             "arms": part.arms.astype(np.int32),
             "targets": np.concatenate([self._targets(piece) for piece in part.batches()]),
         }
+
+    def source(self, *, everything: bool) -> Source:
+        """Rows of the families, with noise taken out of the targets if it is known."""
+        source, corrections = super().source(everything=everything), self.task.corrections
+        if corrections is None or not isinstance(source, InMemory):
+            return source
+        targets = source.arrays["targets"]
+        return InMemory({**source.arrays, "targets": targets - corrections[: len(targets)]})
 
     def _targets(self, part: Branches) -> np.ndarray:
         if self.task.frame.complete:
@@ -462,6 +476,51 @@ class Unrolled(Trained):
             behaviour,
         )
 
+    def explained_noise(self, network: Any) -> np.ndarray | None:
+        """The noise in every family's targets that the networks explain, `[n, arms, coordinates]`.
+
+        It is the effect under the later actions and the noise that made the label, minus its mean
+        over fresh ones. Given the state its mean is zero, however good the networks are, so taking
+        it out of the labels removes noise and nothing else. None if the law of the later actions is
+        not known, or if not all families are in memory.
+        """
+        task, source = self.task, self.source(everything=True)
+        recipe = task.families.recipe
+        if not recipe.continuation.open_loop or not isinstance(source, InMemory):
+            return None
+        rows = source.arrays
+        num, arms, table = len(rows["inputs"]), rows["controls"].shape[1], task.controls
+        rng = np.random.default_rng([self.model.seed, 2])
+        first = rows["controls"][:, None, :, :1]
+        to_targets = jnp.asarray(task.frame.steps.outputs.T @ task.frame.targets, jnp.float32)
+        discounts = jnp.asarray(recipe.discounts, jnp.float32)
+        parts = []
+        for start in range(0, num, _CORRECTED_ROWS):
+            chosen = slice(start, start + _CORRECTED_ROWS)
+            size = len(rows["inputs"][chosen])
+            uniforms = rng.random((size, _CORRECTION_DRAWS, recipe.horizon - 1))
+            later = table[recipe.continuation.draw(uniforms, len(table))]
+            later = np.broadcast_to(
+                later[:, :, None], (size, _CORRECTION_DRAWS, arms, *later.shape[2:])
+            )
+            fresh = jnp.concatenate(
+                [jnp.broadcast_to(first[chosen], (*later.shape[:3], 1, table.shape[1])), later],
+                axis=3,
+            )
+            noise = fresh_noise = None
+            if "noise" in rows:
+                noise = rows["noise"][chosen, None]
+                drawn = rng.integers(num, size=(size, _CORRECTION_DRAWS))
+                fresh_noise = jnp.repeat(rows["noise"][drawn], arms, axis=1)
+            inputs = rows["inputs"][chosen]
+            own = _outcomes(network, inputs, rows["controls"][chosen], noise, discounts)
+            flat = fresh.reshape(size, _CORRECTION_DRAWS * arms, *fresh.shape[3:])
+            others = _outcomes(network, inputs, flat, fresh_noise, discounts)
+            others = others.reshape(size, _CORRECTION_DRAWS, arms, -1).mean(axis=1)
+            parts.append(np.asarray(center(own - others) @ to_targets))
+        corrections = np.concatenate(parts)
+        return corrections.reshape(-1, recipe.draws, *corrections.shape[1:]).mean(axis=1)
+
     def _behaviour(self) -> Any:
         """A classifier of the later actions, trained once."""
         if not hasattr(self, "_classifier"):
@@ -476,10 +535,23 @@ class Unrolled(Trained):
         return self._classifier
 
 
+@eqx.filter_jit
+def _outcomes(
+    networks: Transition, inputs: Array, controls: Array, noise: Array | None, discounts: Array
+) -> Array:
+    """Discounted outputs of branches, `[n, branches, outputs]`, averaged over the members."""
+
+    def outcomes(network: Transition) -> Array:
+        steps = network.unroll(inputs, controls, noise)
+        return network.outputs(jnp.tensordot(discounts, steps, 1))
+
+    return eqx.filter_vmap(outcomes)(networks).mean(axis=0)
+
+
 def _flat_noise(noise: np.ndarray) -> np.ndarray:
     return noise.reshape(*noise.shape[:3], -1)
 
 
 CANDIDATES: dict[str, type[Candidate]] = {
-    kind.name: kind for kind in (Constant, RidgeRegression, Direct, Unrolled)
+    kind.name: kind for kind in (Constant, RidgeRegression, Unrolled, Direct)
 }

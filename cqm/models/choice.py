@@ -20,7 +20,7 @@ import numpy as np
 
 from cqm.arguments import number
 from cqm.branches.dataset import Branches
-from cqm.models.candidates import CANDIDATES, Candidate, ClosedForm, Task, Trained
+from cqm.models.candidates import CANDIDATES, Candidate, ClosedForm, Task, Trained, Unrolled
 from cqm.models.frame import Frame
 from cqm.models.predictors import Predictor, StackedPredictor, UnrolledPredictor
 from cqm.models.training import Training, expected_seconds, train_members
@@ -32,6 +32,10 @@ if TYPE_CHECKING:
 _SHARE = 0.1  # of the families is held out,
 _FEWEST, _LARGEST_SHARE = 500, 0.25  # but at least so many, up to this share
 _COMPARED = 1_000  # held-out families that candidates are compared on
+CLEANED = " on cleaned labels"
+"""What follows the name of a candidate that learned from labels without their known noise."""
+_WORTH_CLEANING = 0.9  # labels are cleaned if at most this share of their noise is left
+_SIMPLEST = ("constant", "ridge", "direct", "unrolled")
 _LEAST_WEIGHT = 0.05  # a candidate with less is not worth its time
 _SECONDS_PER_TRAINING = 1.8  # with the repeated cycle and the predictions, relative to the cycles
 _FEWEST_UPDATES = 100  # a network that has time for fewer is left out
@@ -75,6 +79,7 @@ class _Attempt:
     """A candidate, and what came out of fitting it."""
 
     candidate: Candidate
+    name: str
     seconds: float = 0.0
     note: str = ""
     predictor: Predictor | None = None
@@ -114,18 +119,23 @@ class _Choice:
         for name in CANDIDATES:
             if name in self.model.names_of_candidates:
                 self._attempt(CANDIDATES[name](self.task))
+            if name == "unrolled" and self._clean_labels():
+                for earlier in self.attempts:
+                    self._rescore(earlier)
+                if "ridge" in self.model.names_of_candidates:
+                    self._attempt(CANDIDATES["ridge"](self.task))
         fitted = [attempt for attempt in self.attempts if attempt.predictor is not None]
         if not fitted:
-            reasons = "; ".join(f"{a.candidate.name} {a.note}" for a in self.attempts)
+            reasons = "; ".join(f"{a.name} {a.note}" for a in self.attempts)
             raise ValueError(f"no candidate can be fitted: {reasons}")
-        best = min(fitted, key=lambda attempt: attempt.score)
+        best = self._best(fitted)
         if self.held_out is None:
             assert best.predictor is not None
             self._record([best], None)
             return best.predictor
         weights = self._weights(fitted, best)
         chosen = [a for a, weight in zip(fitted, weights, strict=True) if weight > 0]
-        names = " and ".join(attempt.candidate.name for attempt in chosen)
+        names = " and ".join(attempt.name for attempt in chosen)
         say(f"Chosen: {names}; fitting to all families", self.show)
         parts = tuple(self._refitted(attempt) for attempt in chosen)
         if len(parts) == 1:
@@ -134,9 +144,23 @@ class _Choice:
         self._record(chosen, weights[weights > 0])
         return StackedPredictor(parts, weights[weights > 0])
 
+    def _best(self, fitted: Sequence[_Attempt]) -> _Attempt:
+        """The simplest candidate that is within a standard error of the best.
+
+        A network is compared after each of its cycles, so its score is the luckiest of several.
+        """
+        best = min(fitted, key=lambda attempt: attempt.score)
+        for attempt in sorted(fitted, key=lambda attempt: _SIMPLEST.index(attempt.candidate.name)):
+            if attempt.errors is not None and best.errors is not None:
+                excess = attempt.errors - best.errors
+                if excess.mean() <= _standard_error(excess):
+                    return attempt
+        return best
+
     def _attempt(self, candidate: Candidate) -> None:
         """Fit a candidate to the families to learn from; one that fails is left out."""
-        attempt, started = _Attempt(candidate, note=candidate.obstacle()), time.monotonic()
+        name = candidate.name + (CLEANED if self.task.corrections is not None else "")
+        attempt, started = _Attempt(candidate, name, note=candidate.obstacle()), time.monotonic()
         self.attempts.append(attempt)
         if attempt.note:
             return
@@ -150,11 +174,11 @@ class _Choice:
                 raise
             attempt.predictor = attempt.errors = None
             attempt.note = f"failed: {error}"
-            warnings.warn(f"the candidate {candidate.name} {attempt.note}", stacklevel=7)
+            warnings.warn(f"the candidate {name} {attempt.note}", stacklevel=7)
         attempt.seconds = time.monotonic() - started
         if attempt.errors is not None:
             taken = duration(attempt.seconds)
-            say(f"{candidate.name}: error {_with_error(attempt.errors)} in {taken}", self.show)
+            say(f"{name}: error {_with_error(attempt.errors)} in {taken}", self.show)
 
     def _score(self, attempt: _Attempt, predictor: Predictor) -> bool:
         """Score a predictor on the held-out families and keep it if it is the attempt's best."""
@@ -177,8 +201,48 @@ class _Choice:
 
     @functools.cached_property
     def _observed(self) -> np.ndarray:
+        """Effects of the held-out families, without the noise that is known."""
         assert self.held_out is not None
-        return self.task.frame.observed(self.held_out)
+        observed = self.task.frame.observed(self.held_out)
+        if self.task.corrections is None:
+            return observed
+        start = len(self.task.families)
+        known = self.task.corrections[start : start + len(observed)]
+        return observed - known @ self.task.frame.outputs.T
+
+    def _clean_labels(self) -> bool:
+        """Take the noise that the transition explains out of all labels, if that helps."""
+        if self.held_out is None or len(self.attempts) < 2:
+            return False
+        attempt = self.attempts[-1]
+        if attempt.predicted is None or not isinstance(attempt.candidate, Unrolled):
+            return False
+        assert isinstance(attempt.predictor, UnrolledPredictor)
+        known = attempt.candidate.explained_noise(attempt.predictor.network)
+        if known is None:
+            return False
+        frame, start = self.task.frame, len(self.task.families)
+        own = frame.in_own_units(known[start : start + len(self.held_out)] @ frame.outputs.T)
+        best = self._best([attempt for attempt in self.attempts if attempt.predictor is not None])
+        assert best.predicted is not None
+        misses = frame.in_own_units(self._observed)
+        misses = misses - frame.in_own_units(best.predicted, self.held_out.arms)
+        # The share of the explained noise that is taken out is the one that leaves the least.
+        share = float(np.clip(np.sum(own * misses) / max(np.sum(own**2), 1e-300), 0, 1))
+        left = np.sum((misses - share * own) ** 2) / max(np.sum(misses**2), 1e-300)
+        say(f"The transition explains {1 - left:.0%} of the noise in the labels", self.show)
+        if left > _WORTH_CLEANING:
+            return False
+        self.task = replace(self.task, corrections=np.asarray(share * known, np.float32))
+        del self._observed
+        return True
+
+    def _rescore(self, attempt: _Attempt) -> None:
+        """Score an earlier attempt on the cleaned labels."""
+        if attempt.predicted is not None and self.held_out is not None:
+            attempt.errors = self.task.frame.errors(
+                attempt.predicted, self._observed, self.held_out.arms
+            )
 
     def _train(self, attempt: _Attempt, candidate: Trained) -> None:
         """Train cycle by cycle, until one does not help."""
@@ -260,18 +324,18 @@ class _Choice:
     def _record(self, chosen: Sequence[_Attempt], weights: np.ndarray | None) -> None:
         """Tell the model which candidates were tried, and what came of them."""
         model, rows = self.model, []
-        model.method_ = chosen[0].candidate.name if weights is None else "stack"
+        model.method_ = chosen[0].name if weights is None else "stack"
         best = min(chosen, key=lambda attempt: attempt.score)
         for attempt in self.attempts:
             error = spread = np.nan
             note = attempt.note
             if attempt.errors is not None and best.errors is not None:
                 error, spread = float(attempt.errors.mean()), _standard_error(attempt.errors)
-                note = f"worse by {_with_error(attempt.errors - best.errors)}"
+                note = f"error higher by {_with_error(attempt.errors - best.errors)}"
             for part, weight in zip(chosen, [1.0] if weights is None else weights, strict=True):
                 if part is attempt:
                     note = "chosen" if weights is None else f"chosen, with weight {weight:.2f}"
-            rows.append(Comparison(attempt.candidate.name, error, spread, attempt.seconds, note))
+            rows.append(Comparison(attempt.name, error, spread, attempt.seconds, note))
             if isinstance(attempt.predictor, UnrolledPredictor):
                 model.transition_ = attempt.predictor
         model.comparison_ = tuple(rows)
