@@ -69,13 +69,8 @@ def seconds_of(budget: str | float) -> float:
     return number("budget", budget, above=0)
 
 
-def choose(model: EffectModel, branches: Branches, options: Mapping[str, Any]) -> Predictor:
-    """Fit the model's candidates and return the best, fitted to all families."""
-    return _Choice(model, branches, options).predictor()
-
-
 @dataclass
-class _Attempt:
+class Attempt:
     """A candidate, and what came out of fitting it."""
 
     candidate: Candidate
@@ -87,6 +82,8 @@ class _Attempt:
     errors: np.ndarray | None = None  # their squared errors, `[families]`
     before: Any = None  # the networks before the best cycle
     cycle: Training | None = None  # the best cycle
+    refitted: bool = False  # whether the predictor learned from all families
+    cpu_seconds: float = 0.0
 
     @property
     def score(self) -> float:
@@ -94,8 +91,14 @@ class _Attempt:
         return np.inf if self.errors is None else float(self.errors.mean())
 
 
-class _Choice:
-    """One choice: the families it is made on, and the candidates that were tried."""
+class Choice:
+    """One choice: the families it is made on, and the candidates that were tried.
+
+    Args:
+        model: The model that chooses; its record of the fit is filled in.
+        branches: All families.
+        options: Of the training loop.
+    """
 
     def __init__(self, model: EffectModel, branches: Branches, options: Mapping[str, Any]):
         self.model, self.options, self.show = model, options, options["show_progress"]
@@ -106,7 +109,7 @@ class _Choice:
         self.held_out = held_out[:_COMPARED] if num else None
         frame = Frame(families, seed=int(model.seed))
         self.task = Task(model, families, branches, frame, branches.fingerprint(), options)
-        self.attempts: list[_Attempt] = []
+        self.attempts: list[Attempt] = []
 
     def _num_held_out(self, num: int) -> int:
         share = self.model.validation
@@ -137,14 +140,14 @@ class _Choice:
         chosen = [a for a, weight in zip(fitted, weights, strict=True) if weight > 0]
         names = " and ".join(attempt.name for attempt in chosen)
         say(f"Chosen: {names}; fitting to all families", self.show)
-        parts = tuple(self._refitted(attempt) for attempt in chosen)
+        parts = tuple(self.refitted(attempt) for attempt in chosen)
         if len(parts) == 1:
             self._record(chosen, None)
             return parts[0]
         self._record(chosen, weights[weights > 0])
         return StackedPredictor(parts, weights[weights > 0])
 
-    def _best(self, fitted: Sequence[_Attempt]) -> _Attempt:
+    def _best(self, fitted: Sequence[Attempt]) -> Attempt:
         """The simplest candidate that is within a standard error of the best.
 
         A network is compared after each of its cycles, so its score is the luckiest of several.
@@ -160,7 +163,8 @@ class _Choice:
     def _attempt(self, candidate: Candidate) -> None:
         """Fit a candidate to the families to learn from; one that fails is left out."""
         name = candidate.name + (CLEANED if self.task.corrections is not None else "")
-        attempt, started = _Attempt(candidate, name, note=candidate.obstacle()), time.monotonic()
+        attempt, started = Attempt(candidate, name, note=candidate.obstacle()), time.monotonic()
+        cpu_started = time.process_time()
         self.attempts.append(attempt)
         if attempt.note:
             return
@@ -176,11 +180,12 @@ class _Choice:
             attempt.note = f"failed: {error}"
             warnings.warn(f"the candidate {name} {attempt.note}", stacklevel=7)
         attempt.seconds = time.monotonic() - started
+        attempt.cpu_seconds = time.process_time() - cpu_started
         if attempt.errors is not None:
             taken = duration(attempt.seconds)
             say(f"{name}: error {_with_error(attempt.errors)} in {taken}", self.show)
 
-    def _score(self, attempt: _Attempt, predictor: Predictor) -> bool:
+    def _score(self, attempt: Attempt, predictor: Predictor) -> bool:
         """Score a predictor on the held-out families and keep it if it is the attempt's best."""
         if self.held_out is None:
             attempt.predictor = predictor
@@ -237,14 +242,14 @@ class _Choice:
         del self._observed
         return True
 
-    def _rescore(self, attempt: _Attempt) -> None:
+    def _rescore(self, attempt: Attempt) -> None:
         """Score an earlier attempt on the cleaned labels."""
         if attempt.predicted is not None and self.held_out is not None:
             attempt.errors = self.task.frame.errors(
                 attempt.predicted, self._observed, self.held_out.arms
             )
 
-    def _train(self, attempt: _Attempt, candidate: Trained) -> None:
+    def _train(self, attempt: Attempt, candidate: Trained) -> None:
         """Train cycle by cycle, until one does not help."""
         network = candidate.initial()
         cycles = self._planned(candidate, network)
@@ -276,7 +281,7 @@ class _Choice:
             return []
         return [replace(c, updates=max(1, int(share * c.updates))) for c in cycles]
 
-    def _weights(self, fitted: Sequence[_Attempt], best: _Attempt) -> np.ndarray:
+    def _weights(self, fitted: Sequence[Attempt], best: Attempt) -> np.ndarray:
         """Weights of the candidates: all on the best, unless several together are clearly better.
 
         Of all subsets, the one whose weighted mean has the least squared error is taken; with few
@@ -309,19 +314,23 @@ class _Choice:
         clear = gain.mean() > 2 * gain.std() / np.sqrt(len(gain))
         return weights if clear else alone
 
-    def _refitted(self, attempt: _Attempt) -> Predictor:
+    def refitted(self, attempt: Attempt) -> Predictor:
         """A candidate fitted to all families; a network repeats its best cycle on them."""
-        candidate = attempt.candidate
-        if isinstance(candidate, ClosedForm):
+        candidate, started = attempt.candidate, time.process_time()
+        if attempt.refitted:
+            pass
+        elif isinstance(candidate, ClosedForm):
             attempt.predictor = candidate.fit(self.task.all_families)
         elif isinstance(candidate, Trained):
             assert attempt.cycle is not None
             network = candidate.train(attempt.before, "all", attempt.cycle, everything=True)
             attempt.predictor = candidate.predictor(network)
+        attempt.refitted = True
+        attempt.cpu_seconds += time.process_time() - started
         assert attempt.predictor is not None
         return attempt.predictor
 
-    def _record(self, chosen: Sequence[_Attempt], weights: np.ndarray | None) -> None:
+    def _record(self, chosen: Sequence[Attempt], weights: np.ndarray | None) -> None:
         """Tell the model which candidates were tried, and what came of them."""
         model, rows = self.model, []
         model.method_ = chosen[0].name if weights is None else "stack"

@@ -11,7 +11,7 @@ import numpy as np
 from cqm.arguments import number, shown, whole_number
 from cqm.branches.dataset import Branches
 from cqm.models.candidates import CANDIDATES
-from cqm.models.choice import Comparison, choose, seconds_of
+from cqm.models.choice import Choice, Comparison, seconds_of
 from cqm.models.estimator import Estimator
 from cqm.models.layout import TRANSITION, arrays_under
 from cqm.models.predictors import (
@@ -153,7 +153,10 @@ class EffectModel(Estimator):
             raise ValueError("there are no families to learn from")
         self._check_comparisons(branches)
         self.comparison_, self.transition_, self.updates_ = (), None, {}
-        return choose(self, branches, options)
+        return self._chosen(Choice(self, branches, options))
+
+    def _chosen(self, choice: Choice) -> Predictor:
+        return choice.predictor()
 
     def to_numpy(self) -> Scorer:
         """A scorer that computes the same effects with NumPy alone; see also `Scorer.load`."""

@@ -1,9 +1,9 @@
 """Many worlds: how the default effect model compares with each of its candidates.
 
 Every model learns from the same branches and is scored against the expected effects of the same
-test states. The default compares its candidates and keeps one; its fit is that of the candidate
-alone, bit for bit, so the chosen candidate is not fitted again: its row has the default's errors
-and no seconds of its own. A candidate that cannot be fitted on a world has no row.
+test states. While it compares its candidates, the default fits them as they would be fitted alone,
+bit for bit, so only those that it did not fit that way are fitted again. A candidate that cannot be
+fitted on a world has no row.
 
     DIR/
       worlds-study.json                  settings, versions, commands, jobs, failures
@@ -34,8 +34,12 @@ from cqm.experiments.excess import Excess, Truth, allowance, own_units, pooled
 from cqm.experiments.records import Header, JobKey
 from cqm.experiments.results import COLUMNS, WORLDS_FILE, write_csv
 from cqm.experiments.runner import Study
+from cqm.models.candidates import CANDIDATES
+from cqm.models.choice import CLEANED, Choice
 from cqm.models.effect import EffectModel
+from cqm.models.predictors import Predictor
 from cqm.models.training import Training
+from cqm.quotient import center
 
 DEFAULT, PAPER = "default", "paper"
 """The rows that are not single candidates."""
@@ -226,9 +230,11 @@ def study_world(
     seconds = {DEFAULT: time.process_time() - started}
     predicted = {DEFAULT: default.effect(test.observations)}
     compared = {record.candidate: record for record in default.comparison_}
-    for name in (*(name for name in compared if math.isfinite(compared[name].error)), PAPER):
-        if name == default.method_:
-            predicted[name], seconds[name] = predicted[DEFAULT], math.nan
+    fitted = {name for name, record in compared.items() if math.isfinite(record.error)}
+    for name in (*(name for name in CANDIDATES if {name, name + CLEANED} & fitted), PAPER):
+        if name in fitted and isinstance(default, _Studied):
+            predictor, seconds[name] = default.alone(name)
+            predicted[name] = center(predictor(test.observations).mean(axis=0))
         else:
             started = time.process_time()
             model = fit_model(name, branches, protocol)
@@ -311,14 +317,31 @@ def _collected(
     return training, test
 
 
-def fit_model(name: str, branches: Branches, protocol: WorldsProtocol) -> Any:
+class _Studied(EffectModel):
+    """An effect model that remembers its choice, so that all its candidates can be scored."""
+
+    choice: Choice
+
+    def _chosen(self, choice: Choice) -> Predictor:
+        self.choice = choice
+        return super()._chosen(choice)
+
+    def alone(self, name: str) -> tuple[Predictor, float]:
+        """A candidate as if it had been fitted alone, and its CPU seconds."""
+        attempt = next(a for a in self.choice.attempts if a.name == name)
+        return self.choice.refitted(attempt), attempt.cpu_seconds
+
+
+def fit_model(name: str, branches: Branches, protocol: WorldsProtocol) -> EffectModel:
     """Fit the default model, a single candidate or the paper's model."""
+    settings: dict[str, Any] = {"seed": protocol.seed}
     if name == PAPER:
         training = Training(updates=protocol.updates) if protocol.updates else None
-        model = EffectModel.paper(training=training, seed=protocol.seed)
+        model = EffectModel.paper(training=training, **settings)
+    elif name == DEFAULT:
+        model = _Studied(updates=protocol.updates, **settings)
     else:
-        single: dict[str, Any] = {} if name == DEFAULT else {"candidates": (name,)}
-        model = EffectModel(**single, updates=protocol.updates, seed=protocol.seed)
+        model = EffectModel(candidates=name, updates=protocol.updates, **settings)
     return model.fit(branches, show_progress=False)
 
 
