@@ -13,7 +13,7 @@ import numpy as np
 
 _PENALTIES = 10.0 ** np.arange(-6, 4)  # per row, for regressors of unit size
 _UNPENALISED = 1e3  # scale at which the penalty of a regressor becomes negligible
-_GRADIENT_ROWS = 2_000  # enough for the average over gradients
+_GRADIENT_ROWS = 500  # enough for the average over gradients
 _LEARNING_ROWS, _LEARNING_WAVES = 10_000, 512  # enough to learn which inputs matter
 _SMALLEST_SCALE = 1e-4  # of a direction in which the function does not vary
 _SCALES = (1.0, 2.0, 4.0)  # frequencies, in radians over the overall spread of the inputs
@@ -182,6 +182,17 @@ def pair_products(inputs: np.ndarray) -> np.ndarray:
     return inputs[:, i] * inputs[:, j]
 
 
+def stretching(products: np.ndarray) -> np.ndarray:
+    """The transformation that stretches directions as far as a function varies along them.
+
+    Args:
+        products: Mean outer product of the function's gradients, `[inputs, inputs]`.
+    """
+    values, axes = np.linalg.eigh(products)
+    scales = np.sqrt(np.maximum(values, 0) / max(values[-1], 1e-300))
+    return axes * np.maximum(scales, _SMALLEST_SCALE)
+
+
 @dataclass(frozen=True)
 class FourierRidge:
     """A ridge regression on random Fourier features of transformed inputs.
@@ -210,6 +221,7 @@ def fourier_ridge(
     waves: int,
     rounds: int,
     rng: np.random.Generator,
+    transform: np.ndarray | None = None,
 ) -> FourierRidge:
     """Regress targets `[n, outputs]` on inputs `[n, inputs]`, and learn which inputs matter.
 
@@ -219,8 +231,10 @@ def fourier_ridge(
         waves: Number of cosines.
         rounds: How often the transformation is learned; it stops earlier if that does not help.
         rng: Random generator that draws the cosines.
+        transform: The transformation to start from, `[inputs, coordinates]`.
     """
-    transform, best, least = np.eye(inputs.shape[1]), None, np.inf
+    best, least = None, np.inf
+    transform = np.eye(inputs.shape[1]) if transform is None else transform
     step = max(1, len(inputs) // _LEARNING_ROWS)
     sample, sample_targets = inputs[::step], targets[::step]
     few = min(waves, _LEARNING_WAVES)
@@ -232,16 +246,17 @@ def fourier_ridge(
         if error >= least:
             break
         best, least = transform, error
-        products = features.gradient_products(fitted.weights, seen[:_GRADIENT_ROWS])
-        products = transform @ products @ transform.T
-        values, axes = np.linalg.eigh(products)
-        scales = np.sqrt(np.maximum(values, 0) / max(values[-1], 1e-300))
-        transform = axes * np.maximum(scales, _SMALLEST_SCALE)
+        products = features.gradient_products(
+            fitted.weights, seen[:: max(1, len(seen) // _GRADIENT_ROWS)]
+        )
+        transform = stretching(transform @ products @ transform.T)
     assert best is not None
     seen = inputs @ best
     features = RandomFourierFeatures.draw(seen, waves, rng)
     fitted = leave_one_out_ridge(features(seen), targets)
-    products = features.gradient_products(fitted.weights, seen[:_GRADIENT_ROWS])
+    products = features.gradient_products(
+        fitted.weights, seen[:: max(1, len(seen) // _GRADIENT_ROWS)]
+    )
     return FourierRidge(best, features, fitted, best @ products @ best.T)
 
 

@@ -59,7 +59,7 @@ TRAINING = Training(UPDATES, batch_size=16, learning_rate=1e-3, schedule="cosine
 """Default training of a network: many small batches learn most in a given time."""
 CYCLES = (1 / 8, 1 / 4, 5 / 8)  # shares of the updates
 _RIDGE_FAMILIES = 50_000  # more hardly change a regression
-_WAVES, _ROUNDS = 1_024, 3
+_WAVES, _ROUNDS = 1_024, 1
 _CORRECTION_DRAWS, _CORRECTED_ROWS = 8, 512
 _MAX_PAIRS = 1_000  # products of inputs in a quadratic regression
 
@@ -181,9 +181,13 @@ class RidgeRegression(ClosedForm):
             fitted = leave_one_out_ridge(design, targets)
             places = np.r_[: 1 + size, 1 + size + _WAVES : len(weights)]
             offer(fitted, places, fitted.weights)
-        rng = np.random.default_rng(model.seed)
         fourier = fourier_ridge(
-            inputs, targets, waves=min(_WAVES, max(16, num // 4)), rounds=_ROUNDS, rng=rng
+            inputs,
+            targets,
+            waves=min(_WAVES, max(16, num // 4)),
+            rounds=_ROUNDS if frame.transform is not None else 3 * _ROUNDS,
+            rng=np.random.default_rng(model.seed),
+            transform=frame.transform,
         )
         waves = fourier.features.frequencies.shape[1]
         own = fourier.fitted.weights.copy()

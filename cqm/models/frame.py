@@ -17,9 +17,10 @@ import numpy as np
 from cqm.branches.dataset import Branches
 from cqm.models.preprocessing import REST_SCALE, Coordinates, complement, output_basis, whitening
 from cqm.quotient import center
-from cqm.regression import FourierRidge, fourier_ridge
+from cqm.regression import FourierRidge, fourier_ridge, stretching
 
 FAMILIES = 20_000  # enough for means, covariances and the span of the effects
+_SPAN_FAMILIES = 5_000  # enough for the directions in which effects vary
 _STEP_FAMILIES = 2_000  # enough for the mean and spread of a step's features
 _ROUNDING = 1e-11  # effects below this share of the outcome are rounding errors
 _WAVES, _ROUNDS = 512, 3
@@ -52,18 +53,20 @@ class Frame:
         self.branches, self.observations, self.seed = branches, sample.observations, seed
         self.complete = branches.num_arms == branches.num_actions
         effects = sample.effects() if self.complete else center(sample.outcomes)
-        spread = np.sqrt(np.mean(sample.outcomes**2, axis=(0, 1, 2)))
+        spread = np.sqrt(np.mean(branches[:_STEP_FAMILIES].outcomes ** 2, axis=(0, 1, 2)))
         size = np.sqrt(np.mean(effects**2, axis=(0, 1, 2)))
         self.moved = size > _ROUNDING * spread  # [features]
         self.units = np.where(self.moved, size, 1.0)
         scaled = np.where(self.moved, effects / self.units, 0.0)
-        basis = output_basis("effect", scaled)
+        basis = output_basis("effect", scaled[:_SPAN_FAMILIES])
         rms = float(np.sqrt(np.mean((scaled @ basis) ** 2))) or 1.0
         self.targets = np.where(self.moved, 1 / self.units, 0.0)[:, None] * basis / rms
         """From effects to the coordinates that are learned, `[features, coordinates]`."""
         self.outputs = self.units[:, None] * basis * rms * self.moved[:, None]
         """From those coordinates to effects, `[features, coordinates]`."""
         self._effects = effects
+        self.transform: np.ndarray | None = None
+        """How the inputs are best stretched for a regression, once they are known."""
 
     def observed(self, families: Branches) -> np.ndarray:
         """Effects of families' arms, averaged over draws and centred, `[n, arms, features]`."""
@@ -108,7 +111,7 @@ class Frame:
         own_units = np.where(self.moved[self.own], self.units[self.own], spread)
         options = []
         for units in (own_units, np.ones_like(own_units)):
-            basis = output_basis("effect", self._effects[..., self.own] / units)
+            basis = output_basis("effect", self._effects[:_SPAN_FAMILIES, ..., self.own] / units)
             centered = (self.observations - self.observations.mean(axis=0)) / units
             along = centered @ basis
             # The volume of the observations' spread, in coordinates that do not depend on units.
@@ -142,8 +145,13 @@ class Frame:
         products = products * np.outer(*[np.repeat([1.0, initial], [size, rest.shape[1]])] * 2)
         largest = np.linalg.eigvalsh(products[:size, :size] if size else products)[-1]
         values, axes = np.linalg.eigh(products[size:, size:])
-        scales = np.sqrt(np.maximum(values, 0) / max(largest, 1e-300))[::-1]
-        return rest @ axes[:, ::-1], np.clip(scales, _SMALLEST_SCALE, 1.0)
+        scales = np.sqrt(np.maximum(values, 0) / max(largest, 1e-300))
+        scales = np.clip(scales, _SMALLEST_SCALE, 1.0)[::-1]
+        axes = axes[:, ::-1]
+        back = np.eye(len(products))  # from the inputs below to white coordinates
+        back[size:, size:] = axes.T / scales[:, None]
+        self.transform = stretching(back @ products @ back.T)
+        return rest @ axes, scales
 
     def _first_fit(self, inputs: Coordinates) -> FourierRidge:
         return fourier_ridge(
@@ -208,7 +216,8 @@ class Frame:
         to, back = np.zeros((2, flat.shape[1], 0))
         if len(chosen):
             units = self.units[chosen, None]
-            basis = output_basis("effect", self._effects[..., chosen] / units[:, 0])
+            few = self._effects[:_SPAN_FAMILIES]
+            basis = output_basis("effect", few[..., chosen] / units[:, 0])
             spread = np.maximum((flat[:, chosen] @ (basis / units)).std(axis=0), 1e-300)
             to, back = np.zeros((2, flat.shape[1], basis.shape[1]))
             to[chosen], back[chosen] = basis / units / spread, basis * units * spread
