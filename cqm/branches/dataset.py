@@ -204,8 +204,13 @@ class Branches:
 
     @property
     def features_are_next_observation(self) -> bool:
-        """Whether the features of a step are the observation of the next state."""
-        return self.feature_names == self.observation_names
+        """Whether the features of a step are the observation of the next state.
+
+        Their names say so, or the world is a `FunctionWorld` that left both at the state.
+        """
+        functions = self.world.get("functions") or {"features": "own"}
+        both_are_the_state = functions.get("features") is None and functions.get("observe") is None
+        return self.feature_names == self.observation_names or both_are_the_state
 
     @property
     def num_actions(self) -> int:

@@ -262,9 +262,15 @@ class Trained(Candidate):
         stages = [(f"{self.name}-{name}", self.loss(), training)]
         return self._run(network, stages, everything=everything)
 
-    def pretrain(self, network: Any) -> Any:
-        """Run the stages before the first cycle."""
-        return self._run(network, self.first_stages(), everything=False)
+    def pretrain(self, network: Any, updates: int) -> Any:
+        """Run the stages before the first cycle, with so many updates each."""
+        stages = [
+            (name, loss, replace(training, updates=updates))
+            for name, loss, training in self.first_stages()
+        ]
+        return self._run(
+            network, stages, everything=len(self.task.families) == len(self.task.all_families)
+        )
 
     def _run(self, network: Any, stages: list[Any], *, everything: bool) -> Any:
         source = self.source(everything=everything)
@@ -484,9 +490,9 @@ class Unrolled(Trained):
         """The noise in every family's targets that the networks explain, `[n, arms, coordinates]`.
 
         It is the effect under the later actions and the noise that made the label, minus its mean
-        over fresh ones. Given the state its mean is zero, however good the networks are, so taking
-        it out of the labels removes noise and nothing else. None if the law of the later actions is
-        not known, or if not all families are in memory.
+        over fresh ones. Given the state its mean is zero, however good the networks are, as long as
+        they did not learn the label by heart; so taking it out removes noise and nothing else. None
+        if the law of the later actions is not known, or if not all families are in memory.
         """
         task, source = self.task, self.source(everything=True)
         recipe = task.families.recipe

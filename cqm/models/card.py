@@ -130,8 +130,5 @@ def _scores(calibration: Calibration | None, feature_names: Sequence[str]) -> li
     known = sorted((n for n in errors if not math.isnan(errors[n])), key=errors.__getitem__)
     if len(known) > 1:
         least, most = (f"{errors[name]:.4g} ({name})" for name in (known[0], known[-1]))
-        lines.append(
-            f"excess error by feature: from {least} to {most}; features are learned in their own "
-            "units, so those with small effects tend to be learned worst"
-        )
+        lines.append(f"excess error by feature: from {least} to {most}")
     return lines

@@ -20,7 +20,7 @@ import numpy as np
 
 from cqm.arguments import number
 from cqm.branches.dataset import Branches
-from cqm.models.candidates import CANDIDATES, Candidate, ClosedForm, Task, Trained, Unrolled
+from cqm.models.candidates import CANDIDATES, NAMES, Candidate, ClosedForm, Task, Trained, Unrolled
 from cqm.models.frame import Frame
 from cqm.models.predictors import Predictor, StackedPredictor, UnrolledPredictor
 from cqm.models.training import Training, expected_seconds, train_members
@@ -35,9 +35,8 @@ _COMPARED = 1_000  # held-out families that candidates are compared on
 CLEANED = " on cleaned labels"
 """What follows the name of a candidate that learned from labels without their known noise."""
 _WORTH_CLEANING = 0.9  # labels are cleaned if at most this share of their noise is left
-_SIMPLEST = ("constant", "ridge", "direct", "unrolled")
 _LEAST_WEIGHT = 0.05  # a candidate with less is not worth its time
-_SECONDS_PER_TRAINING = 1.8  # with the repeated cycle and the predictions, relative to the cycles
+_SECONDS_PER_TRAINING = 2.5  # with other stages and predictions, relative to the cycles
 _FEWEST_UPDATES = 100  # a network that has time for fewer is left out
 _UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0}
 
@@ -101,21 +100,32 @@ class Choice:
     """
 
     def __init__(self, model: EffectModel, branches: Branches, options: Mapping[str, Any]):
-        self.model, self.options, self.show = model, options, options["show_progress"]
+        self.model, self.show = model, options["show_progress"]
         self.started = time.monotonic()
         self.budget = None if model.budget is None else seconds_of(model.budget)
+        if self.budget is not None:
+            options = {**options, "directory": None}  # a resumed fit would plan other updates
         num = self._num_held_out(len(branches))
         families, held_out = branches[: len(branches) - num], branches[len(branches) - num :]
         self.held_out = held_out[:_COMPARED] if num else None
         frame = Frame(families, seed=int(model.seed))
         self.task = Task(model, families, branches, frame, branches.fingerprint(), options)
         self.attempts: list[Attempt] = []
+        self.together = np.empty(0)  # errors of the stack
 
     def _num_held_out(self, num: int) -> int:
         share = self.model.validation
+        held_out = min(max(round(_SHARE * num), _FEWEST), round(_LARGEST_SHARE * num))
         if share is not None:
-            return round(float(share) * num)
-        return min(max(round(_SHARE * num), _FEWEST), round(_LARGEST_SHARE * num))
+            held_out = round(float(share) * num)
+        if len(self.model.names_of_candidates) > 1:
+            held_out = max(held_out, 1)
+            if held_out >= num:
+                raise ValueError(
+                    f"there are too few families ({num}) to hold some out and compare candidates; "
+                    "collect more, or pass one candidate and validation=0"
+                )
+        return held_out
 
     def predictor(self) -> Predictor:
         """Fit all candidates, cheap ones first; refit the best, or those that are best together."""
@@ -153,7 +163,7 @@ class Choice:
         A network is compared after each of its cycles, so its score is the luckiest of several.
         """
         best = min(fitted, key=lambda attempt: attempt.score)
-        for attempt in sorted(fitted, key=lambda attempt: _SIMPLEST.index(attempt.candidate.name)):
+        for attempt in sorted(fitted, key=lambda a: (NAMES.index(a.candidate.name), a.score)):
             if attempt.errors is not None and best.errors is not None:
                 excess = attempt.errors - best.errors
                 if excess.mean() <= _standard_error(excess):
@@ -217,7 +227,7 @@ class Choice:
 
     def _clean_labels(self) -> bool:
         """Take the noise that the transition explains out of all labels, if that helps."""
-        if self.held_out is None or len(self.attempts) < 2:
+        if self.held_out is None or not set(self.model.names_of_candidates) & {"ridge", "direct"}:
             return False
         attempt = self.attempts[-1]
         if attempt.predicted is None or not isinstance(attempt.candidate, Unrolled):
@@ -256,7 +266,7 @@ class Choice:
         if not cycles:
             attempt.note = "left out: the budget has no time for it"
             return
-        network = candidate.pretrain(network)
+        network = candidate.pretrain(network, sum(cycle.updates for cycle in cycles))
         for i, training in enumerate(cycles, start=1):
             before = network
             network = candidate.train(before, str(i), training, everything=self.held_out is None)
@@ -273,9 +283,10 @@ class Choice:
         if self.budget is None:
             return cycles
         total = replace(candidate.settings, updates=sum(cycle.updates for cycle in cycles))
-        source = candidate.source(everything=False)
+        source, started = candidate.source(everything=False), time.monotonic()
         seconds = expected_seconds(train_members, network, candidate.loss(), source, total)
-        left = self.budget - (time.monotonic() - self.started)
+        compiling = time.monotonic() - started
+        left = self.budget - (time.monotonic() - self.started) - (len(cycles) + 1) * compiling
         share = min(1.0, left / (_SECONDS_PER_TRAINING * max(seconds, 1e-9)))
         if share * total.updates < _FEWEST_UPDATES:
             return []
@@ -311,8 +322,8 @@ class Choice:
                 weights, least = tried, float(tried @ products @ tried)
         together = np.mean(np.tensordot(weights, misses, 1) ** 2, axis=(1, 2))
         gain = best.errors - together
-        clear = gain.mean() > 2 * gain.std() / np.sqrt(len(gain))
-        return weights if clear else alone
+        self.together = together
+        return weights if gain.mean() > 2 * _standard_error(gain) else alone
 
     def refitted(self, attempt: Attempt) -> Predictor:
         """A candidate fitted to all families; a network repeats its best cycle on them."""
@@ -340,13 +351,21 @@ class Choice:
             note = attempt.note
             if attempt.errors is not None and best.errors is not None:
                 error, spread = float(attempt.errors.mean()), _standard_error(attempt.errors)
-                note = f"error higher by {_with_error(attempt.errors - best.errors)}"
+                excess = attempt.errors - best.errors
+                note = "not clearly better"
+                if excess.mean() > 0:
+                    note = f"error higher by {_with_error(excess)}"
             for part, weight in zip(chosen, [1.0] if weights is None else weights, strict=True):
                 if part is attempt:
-                    note = "chosen" if weights is None else f"chosen, with weight {weight:.2f}"
+                    note = "chosen" if weights is None else f"in the stack, weight {weight:.2f}"
             rows.append(Comparison(attempt.name, error, spread, attempt.seconds, note))
             if isinstance(attempt.predictor, UnrolledPredictor):
                 model.transition_ = attempt.predictor
+        if weights is not None:
+            error, spread = float(self.together.mean()), _standard_error(self.together)
+            rows.append(Comparison("stack", error, spread, 0.0, "chosen"))
+        if not isinstance(chosen[-1].candidate, Trained):
+            model.losses_ = np.empty(0)
         model.comparison_ = tuple(rows)
 
 

@@ -92,6 +92,8 @@ class Frame:
     @functools.cached_property
     def own(self) -> np.ndarray | None:
         """Positions of the observations among the features; None unless all are features."""
+        if self.branches.features_are_next_observation:
+            return np.arange(len(self.branches.feature_names))
         names = {name: i for i, name in enumerate(self.branches.feature_names)}
         if not set(self.branches.observation_names) <= set(names):
             return None
@@ -135,7 +137,8 @@ class Frame:
         """The rest along the axes that matter most, `[observations, rest]`, and their scales."""
         moved, rest = self._whitened
         if rest.shape[1] == 0 or not self.complete:
-            return REST_SCALE * rest if moved.shape[1] else rest, np.full(rest.shape[1], REST_SCALE)
+            scale = REST_SCALE if moved.shape[1] else 1.0
+            return rest, np.full(rest.shape[1], scale)
         initial = REST_SCALE if moved.shape[1] else 1.0
         first = Coordinates(
             self.observations.mean(axis=0), np.concatenate([moved, initial * rest], axis=1)
