@@ -132,7 +132,7 @@ class Choice:
         for name in CANDIDATES:
             if name in self.model.names_of_candidates:
                 self._attempt(CANDIDATES[name](self.task))
-            if name == "unrolled" and self._clean_labels():
+            if name == "unrolled" and self.attempts and self._clean_labels():
                 for earlier in self.attempts:
                     self._rescore(earlier)
                 if "ridge" in self.model.names_of_candidates:
