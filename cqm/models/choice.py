@@ -277,7 +277,7 @@ class Choice:
         seconds = expected_seconds(train_members, network, candidate.loss(), source, total)
         left = self.budget - (time.monotonic() - self.started)
         share = min(1.0, left / (_SECONDS_PER_TRAINING * max(seconds, 1e-9)))
-        if share * total.updates < _FEWEST_UPDATES:
+        if share < 1 and share * total.updates < _FEWEST_UPDATES:
             return []
         return [replace(c, updates=max(1, int(share * c.updates))) for c in cycles]
 
