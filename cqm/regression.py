@@ -189,7 +189,7 @@ def stretching(products: np.ndarray) -> np.ndarray:
         products: Mean outer product of the function's gradients, `[inputs, inputs]`.
     """
     values, axes = np.linalg.eigh(products)
-    scales = np.sqrt(np.maximum(values, 0) / max(values[-1], 1e-300))
+    scales = np.sqrt(np.maximum(values, 0) / values.max(initial=1e-300))
     return axes * np.maximum(scales, _SMALLEST_SCALE)
 
 

@@ -394,7 +394,8 @@ class Unrolled(Trained):
         """One row per draw."""
         recipe, frame, table = part.recipe, self.task.frame.steps, self.task.controls
         steps = [np.asarray(frame.steps(b.step_features), np.float32) for b in part.batches()]
-        actions = np.asarray(all_branches(part.arms[:, None], part.continuation))
+        arms = np.repeat(part.arms[:, None], recipe.draws, axis=1)
+        actions = np.asarray(all_branches(arms, part.continuation))
         rows = {
             "controls": np.asarray(table[actions], np.float32),
             "steps": np.concatenate(steps),

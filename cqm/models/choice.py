@@ -242,6 +242,8 @@ class Choice:
         assert best.predicted is not None
         misses = frame.in_own_units(self._observed)
         misses = misses - frame.in_own_units(best.predicted, self.held_out.arms)
+        if not misses.any():
+            return False
         # The share of the explained noise that is taken out is the one that leaves the least.
         share = float(np.clip(np.sum(own * misses) / max(np.sum(own**2), 1e-300), 0, 1))
         left = np.sum((misses - share * own) ** 2) / max(np.sum(misses**2), 1e-300)
@@ -288,7 +290,7 @@ class Choice:
         compiling = time.monotonic() - started
         left = self.budget - (time.monotonic() - self.started) - (len(cycles) + 1) * compiling
         share = min(1.0, left / (_SECONDS_PER_TRAINING * max(seconds, 1e-9)))
-        if share * total.updates < _FEWEST_UPDATES:
+        if share < 1 and share * total.updates < _FEWEST_UPDATES:
             return []
         return [replace(c, updates=max(1, int(share * c.updates))) for c in cycles]
 
@@ -301,12 +303,14 @@ class Choice:
         assert self.held_out is not None
         assert best.errors is not None
         frame, arms = self.task.frame, self.held_out.arms
+        alone = np.array([float(attempt is best) for attempt in fitted])
+        if not frame.moved.any():
+            return alone
         effects = [a.predicted for a in fitted if a.predicted is not None]
         predicted = np.stack([frame.in_own_units(each, arms) for each in effects])
         misses = predicted - frame.in_own_units(self._observed)
         flat = misses.reshape(len(fitted), -1)
         products = flat @ flat.T / flat.shape[1]
-        alone = np.array([float(attempt is best) for attempt in fitted])
         weights, least = alone, float(alone @ products @ alone)
         for chosen in itertools.product([False, True], repeat=len(fitted)):
             rows = np.flatnonzero(chosen)

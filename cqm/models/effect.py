@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from cqm.arguments import number, shown, whole_number
+from cqm.arguments import choice, instance, number, shown, texts, whole_number
 from cqm.branches.dataset import Branches
 from cqm.models.candidates import CANDIDATES
 from cqm.models.choice import Choice, Comparison, seconds_of
@@ -167,7 +167,7 @@ class EffectModel(Estimator):
     def names_of_candidates(self) -> tuple[str, ...]:
         """The candidates, also if a single one was given by its name."""
         given = self.candidates
-        return (given,) if isinstance(given, str) else tuple(given)
+        return (given,) if isinstance(given, str) else texts("candidates", given)
 
     def _extra_arrays(self) -> dict[str, np.ndarray]:
         """The transition, unless it is part of what answers."""
@@ -223,6 +223,11 @@ class EffectModel(Estimator):
         whole_number("width", self.width, least=1)
         whole_number("draws", self.draws, least=1)
         number("memory_gb", self.memory_gb, above=0)
+        if isinstance(self.updates, Mapping):
+            for name, cycles in self.updates.items():
+                choice("a name in updates", name, tuple(CANDIDATES))
+                for num in instance("updates", cycles, Sequence, "lists of numbers by candidate"):
+                    whole_number("updates of a cycle", num, least=1, most=2**31 - 1)
         if self.budget is not None:
             seconds_of(self.budget)
         if self.validation is not None:

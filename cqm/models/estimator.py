@@ -170,9 +170,9 @@ class Estimator(Parameters, abc.ABC):
     def _training_settings(self, default: Training) -> Training:
         """The model's own settings, or these, with the model's seed and number of updates."""
         training = (self.training or default).with_seed(self.seed)
-        return (
-            replace(training, updates=self.updates) if isinstance(self.updates, int) else training
-        )
+        if self.updates is None or isinstance(self.updates, Mapping):  # those of every cycle
+            return training
+        return replace(training, updates=self.updates)
 
     def _train(
         self,

@@ -87,7 +87,7 @@ class Frame:
     def errors(self, predicted: np.ndarray, observed: np.ndarray, arms: np.ndarray) -> np.ndarray:
         """Squared error of predicted effects `[n, actions, features]`, in own units, `[n]`."""
         misses = self.in_own_units(predicted, arms) - self.in_own_units(observed)
-        return np.mean(misses**2, axis=(1, 2))
+        return np.sum(misses**2, axis=(1, 2)) / max(1, misses[0].size)  # no action may move any
 
     @functools.cached_property
     def own(self) -> np.ndarray | None:

@@ -219,9 +219,11 @@ def nan(values):
         ("effect-unrolled", array("continuations", lambda a: a + 7)),
         ("effect-unrolled", array("continuations", lambda a: a[:, :1])),
         ("effect-unrolled", array("discounts", lambda a: a[:-1])),
-        ("effect-unrolled", array("scales", lambda a: a[:-1])),
+        ("effect-unrolled", array("sizes", lambda a: a[:-1])),
+        ("effect-unrolled", array("sizes", lambda a: -a)),
         ("effect-unrolled", without("network.last.weight")),
-        ("effect-unrolled", without("scales")),
+        ("effect-unrolled", without("sizes")),
+        ("effect-unrolled", array("controls", lambda a: a[:-1])),
     ],
 )
 def test_arrays_that_do_not_fit_are_named(saved, tmp_path, model, change):

@@ -95,13 +95,14 @@ def test_every_window_has_the_same_number_of_rows(branches, first, num, chunk):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["direct", "unrolled"])
-def test_a_streamed_model_is_about_as_good_as_one_held_in_memory(method, branches):
+@pytest.mark.parametrize("candidate", ["direct", "unrolled"])
+def test_a_streamed_model_is_about_as_good_as_one_held_in_memory(candidate, branches):
     held_out = make_branches(200, draws=32, seed=4)
     expected = held_out.effects().mean(axis=1)
 
     def error(**settings):
-        model = EffectModel(method=method, width=32, training=QUICK, **settings).fit(branches)
+        settings = {"width": 32, "training": QUICK, "validation": 0.0, **settings}
+        model = EffectModel(candidates=candidate, **settings).fit(branches)
         return np.sum((model.effect(held_out.observations) - expected) ** 2) / np.sum(expected**2)
 
     held, streamed = error(), error(memory_gb=SMALL_GB)
@@ -113,11 +114,12 @@ class StoppedError(Exception):
     pass
 
 
-@pytest.mark.parametrize("method", ["direct", "unrolled"])
-def test_a_streamed_training_continues_to_the_same_bits(method, branches, tmp_path, monkeypatch):
+@pytest.mark.parametrize("candidate", ["direct", "unrolled"])
+def test_a_streamed_training_continues_to_the_same_bits(candidate, branches, tmp_path, monkeypatch):
     def fit(directory=None):
         training = Training(updates=80, batch_size=32, chunk=20)
-        model = EffectModel(method=method, width=16, training=training, memory_gb=SMALL_GB)
+        settings = {"width": 16, "training": training, "memory_gb": SMALL_GB}
+        model = EffectModel(candidates=candidate, **settings)
         return model.fit(branches, directory=directory).effect(branches[:50].observations)
 
     whole = fit()
@@ -149,7 +151,7 @@ FIT = """
 import re, sys
 import numpy as np
 import cqm
-from cqm.models import effect, training
+from cqm.models import candidates, frame, training
 
 def touch(model, loss_fn, source, settings, **options):
     # What the updates take does not depend on the data; compiling them would hide the rest.
@@ -159,9 +161,10 @@ def touch(model, loss_fn, source, settings, **options):
 
 training.train = touch
 # So that the samples for statistics are small beside both sets, as they are beside real ones.
-effect._STATISTICS_FAMILIES = effect._OBSERVED_FAMILIES = effect._STEP_FAMILIES = 500
-for method in ("direct", "unrolled"):
-    cqm.EffectModel(method=method, memory_gb=float(sys.argv[2])).fit(cqm.Branches.open(sys.argv[1]))
+frame.FAMILIES = candidates.FAMILIES = 500
+for candidate in ("direct", "unrolled"):
+    model = cqm.EffectModel(candidates=candidate, memory_gb=float(sys.argv[2]), validation=0.0)
+    model.fit(cqm.Branches.open(sys.argv[1]))
 # Not getrusage, whose peak a process inherits from the one that started it.
 print(re.search(r"VmHWM:\\s*(\\d+)", open("/proc/self/status").read())[1])
 """
