@@ -230,8 +230,8 @@ class Trained(Candidate):
     def predictor(self, network: Any) -> Predictor:
         """The predictor with these networks."""
 
-    def first_stages(self) -> list[tuple[str, MemberLossFn, Training]]:
-        """Training runs before the first cycle."""
+    def first_stages(self, updates: int) -> list[tuple[str, MemberLossFn, Training]]:
+        """Training runs before the first cycle, with the updates of all cycles together."""
         return []
 
     def cycles(self) -> list[Training]:
@@ -263,14 +263,8 @@ class Trained(Candidate):
         return self._run(network, stages, everything=everything)
 
     def pretrain(self, network: Any, updates: int) -> Any:
-        """Run the stages before the first cycle, with so many updates each."""
-        stages = [
-            (name, loss, replace(training, updates=updates))
-            for name, loss, training in self.first_stages()
-        ]
-        return self._run(
-            network, stages, everything=len(self.task.families) == len(self.task.all_families)
-        )
+        """Run the stages before the first cycle."""
+        return self._run(network, self.first_stages(updates), everything=False)
 
     def _run(self, network: Any, stages: list[Any], *, everything: bool) -> Any:
         source = self.source(everything=everything)
@@ -448,14 +442,14 @@ class Unrolled(Trained):
         )
         return paths[chosen]
 
-    def first_stages(self) -> list[tuple[str, MemberLossFn, Training]]:
+    def first_stages(self, updates: int) -> list[tuple[str, MemberLossFn, Training]]:
         """Single steps, if the features show the state."""
         size = self.task.frame.steps.num_states
         if size == 0:
             return []
         spread = step_spread(self.source(everything=False).window(0), size)
         loss: MemberLossFn = lambda member, batch: single_step_loss(member, batch, spread)
-        return [("unrolled-steps", loss, self.settings)]
+        return [("unrolled-steps", loss, replace(self.settings, updates=updates))]
 
     def loss(self) -> MemberLossFn:
         """Error of whole branches."""

@@ -177,6 +177,7 @@ class Choice:
         cpu_started = time.process_time()
         self.attempts.append(attempt)
         if attempt.note:
+            say(f"{name}: {attempt.note}", self.show)
             return
         try:
             if isinstance(candidate, ClosedForm):
@@ -191,7 +192,9 @@ class Choice:
             warnings.warn(f"the candidate {name} {attempt.note}", stacklevel=7)
         attempt.seconds = time.monotonic() - started
         attempt.cpu_seconds = time.process_time() - cpu_started
-        if attempt.errors is not None:
+        if attempt.note:
+            say(f"{name}: {attempt.note}", self.show)
+        elif attempt.errors is not None:
             taken = duration(attempt.seconds)
             say(f"{name}: error {_with_error(attempt.errors)} in {taken}", self.show)
 
@@ -201,9 +204,9 @@ class Choice:
             attempt.predictor = predictor
             return True
         predicted = predictor(self._observations).mean(axis=0)
+        if not np.isfinite(predicted).all():
+            raise ValueError("its predictions are not finite; lower the learning rate")
         errors = self.task.frame.errors(predicted, self._observed, self.held_out.arms)
-        if not np.isfinite(errors).all():
-            raise ValueError("its predictions are not finite")
         if errors.mean() >= attempt.score:
             return False
         attempt.predictor, attempt.predicted, attempt.errors = predictor, predicted, errors
@@ -268,7 +271,7 @@ class Choice:
         if not cycles:
             attempt.note = "left out: the budget has no time for it"
             return
-        network = candidate.pretrain(network, sum(cycle.updates for cycle in cycles))
+        network = candidate.pretrain(network, sum(training.updates for training in cycles))
         for i, training in enumerate(cycles, start=1):
             before = network
             network = candidate.train(before, str(i), training, everything=self.held_out is None)
@@ -277,6 +280,10 @@ class Choice:
             attempt.before, attempt.cycle = before, training
         self.model.updates_[candidate.name] = [training.updates for training in cycles]
 
+    def _seconds_left(self) -> float:
+        assert self.budget is not None
+        return self.budget - (time.monotonic() - self.started)
+
     def _planned(self, candidate: Trained, network: Any) -> list[Training]:
         """The cycles to run; with fewer updates if the budget has no time for all of them."""
         cycles, given = candidate.cycles(), self.model.updates
@@ -284,11 +291,13 @@ class Choice:
             return [replace(cycles[0], updates=int(num)) for num in given.get(candidate.name, [])]
         if self.budget is None:
             return cycles
+        if self._seconds_left() <= 0:
+            return []
         total = replace(candidate.settings, updates=sum(cycle.updates for cycle in cycles))
         source, started = candidate.source(everything=False), time.monotonic()
         seconds = expected_seconds(train_members, network, candidate.loss(), source, total)
-        compiling = time.monotonic() - started
-        left = self.budget - (time.monotonic() - self.started) - (len(cycles) + 1) * compiling
+        compiling = time.monotonic() - started  # which every cycle does again
+        left = self._seconds_left() - (len(cycles) + 1) * compiling
         share = min(1.0, left / (_SECONDS_PER_TRAINING * max(seconds, 1e-9)))
         if share < 1 and share * total.updates < _FEWEST_UPDATES:
             return []

@@ -1,0 +1,315 @@
+"""The choice between candidates: what is compared, chosen, recorded and refused."""
+
+import contextlib
+import dataclasses
+import io
+import re
+
+import numpy as np
+import pytest
+from support.worlds import pushed_world
+
+import cqm
+from cqm.models import choice
+from cqm.models.effect import EffectModel
+from cqm.models.predictors import StackedPredictor
+from cqm.models.training import Training
+from cqm.models.training_log import TrainingLog
+
+RECIPE = {"horizon": 3, "warmup": (0, 0), "per_step": True}
+TINY = {"width": 8, "updates": 1, "draws": 4}
+# Some thousand times too large: the first updates overflow.
+DIVERGING = Training(updates=1, batch_size=16, learning_rate=1e38, clip=1e30)
+NETWORK = {
+    "width": 16,
+    "training": Training(updates=300, batch_size=16, learning_rate=5e-3, schedule="cosine"),
+}
+FILES = ("model.json", "model.safetensors")
+
+
+def collected(world, states=200, **changes):
+    return cqm.collect(world, states=states, seed=1, **{**RECIPE, **changes})
+
+
+@pytest.fixture(scope="module")
+def alike():
+    """Effects that are the same in every state."""
+    return collected(pushed_world(lambda state, action, noise: action))
+
+
+@pytest.fixture(scope="module")
+def smooth():
+    """Effects that vary smoothly with a coordinate that no action moves."""
+    return collected(pushed_world(lambda state, action, noise: action * np.sin(state[:, 1])))
+
+
+@pytest.fixture(scope="module")
+def hard():
+    """Effects that neither ridge nor a quickly trained network learns well from few families."""
+    world = pushed_world(
+        lambda state, action, noise: (
+            0.5 * action * np.sin(2 * state[:, 1] + state[:, 2] * state[:, 3])
+        ),
+        size=4,
+    )
+    return collected(world, states=600, horizon=1, per_step=False)
+
+
+@pytest.fixture(scope="module")
+def default(smooth):
+    """A default fit, and what it said."""
+    with contextlib.redirect_stderr(io.StringIO()) as said:
+        model = EffectModel(**TINY).fit(smooth, show_progress=True)
+    return model, said.getvalue().splitlines()
+
+
+@pytest.fixture(scope="module")
+def stacked(hard):
+    """A regression and a network whose mean is clearly better than each."""
+    return EffectModel(candidates=("ridge", "direct"), **NETWORK).fit(hard)
+
+
+def notes(model):
+    return {row.candidate: row.note for row in model.comparison_}
+
+
+def files_of(model, directory):
+    model.save(directory)
+    return [(directory / name).read_bytes() for name in FILES]
+
+
+def test_the_simplest_is_chosen_where_effects_do_not_depend_on_the_state(alike):
+    model = EffectModel(candidates=("constant", "ridge", "direct"), **TINY).fit(alike)
+    assert model.method_ == "constant"
+    assert model.comparison_[0].error < 1e-20
+    expected = np.zeros((5, 3, 2))
+    # The push of a step stays: it counts in all three, discounted.
+    expected[:, :, 0] = np.array([-1.0, 0.0, 1.0]) * (1 + 0.95 + 0.95**2)
+    found = model.effect(np.random.default_rng(0).normal(size=(5, 2)))
+    np.testing.assert_allclose(found, expected, atol=1e-12)
+
+
+def test_ridge_is_chosen_in_a_smooth_world_and_the_comparison_is_shown(default):
+    model, said = default
+    assert model.method_ == "ridge"
+    rows = {row.candidate: row for row in model.comparison_}
+    assert rows["ridge"].error < 1e-2 < rows["constant"].error
+    assert {"constant", "ridge", "unrolled", "direct"} <= set(rows)
+    card = model.summary()
+    for row in model.comparison_:
+        assert row.standard_error > 0
+        assert 0 <= row.seconds < 600
+        assert row.note == "chosen" if row.candidate == "ridge" else "error higher by" in row.note
+        shown = f"error {row.error:.4g} ± {row.standard_error:.2g}, {row.seconds:.0f} s, {row.note}"
+        assert f"candidate `{row.candidate}` on held-out families: {shown}" in card
+        error = re.escape(f"{row.error:.3g} ± {row.standard_error:.2g}")
+        lines = [line for line in said if line.startswith(f"{row.candidate}: error ")]
+        assert len(lines) == 1
+        if row.candidate in ("constant", "ridge") and "cleaned" not in card:
+            assert re.fullmatch(rf"{row.candidate}: error {error} in \d+ s", lines[0])
+    assert "Chosen: ridge; fitting to all families" in said
+
+
+def test_a_loaded_model_shows_the_comparison_without_seconds(default, tmp_path):
+    model, _ = default
+    model.save(tmp_path)
+    loaded = EffectModel.load(tmp_path)
+    assert np.isnan([row.seconds for row in loaded.comparison_]).all()
+    for old, new in zip(model.comparison_, loaded.comparison_, strict=True):
+        assert dataclasses.replace(new, seconds=old.seconds) == old
+    assert (loaded.method_, loaded.updates_) == ("ridge", model.updates_)
+    assert loaded.summary() == re.sub(r", \d+ s(?=, )", "", model.summary())
+
+
+def test_one_seed_gives_one_model_and_the_same_files_however_often(default, smooth, tmp_path):
+    model, _ = default
+    first = files_of(model, tmp_path / "first")
+    assert files_of(model, tmp_path / "again") == first
+    assert files_of(EffectModel.load(tmp_path / "first"), tmp_path / "loaded") == first
+    assert files_of(EffectModel(**TINY).fit(smooth), tmp_path / "refitted") == first
+
+
+def test_a_transition_that_did_not_win_is_kept(default, smooth, tmp_path):
+    model, _ = default
+    model.save(tmp_path)
+    observations = smooth.observations[:5]
+    expected = model.transition_(observations)
+    assert expected.shape == (1, 5, 3, 2)
+    np.testing.assert_array_equal(EffectModel.load(tmp_path).transition_(observations), expected)
+
+
+@pytest.mark.parametrize("candidate", ["constant", "ridge"])
+def test_a_default_is_what_its_choice_is_alone(candidate, alike, smooth, default):
+    model, branches = default[0], smooth
+    if candidate == "constant":
+        branches = alike
+        model = EffectModel(candidates=("constant", "ridge"), **TINY).fit(alike)
+    assert model.method_ == candidate
+    alone = EffectModel(candidates=candidate, **TINY).fit(branches)
+    observations = branches.observations
+    np.testing.assert_array_equal(alone.effect(observations), model.effect(observations))
+
+
+def test_a_network_that_is_chosen_is_what_it_is_alone(hard):
+    model = EffectModel(candidates=("constant", "direct"), **NETWORK).fit(hard)
+    assert model.method_ == "direct"
+    alone = EffectModel(candidates="direct", **NETWORK).fit(hard)
+    np.testing.assert_array_equal(alone.effect(hard.observations), model.effect(hard.observations))
+
+
+def test_a_stack_is_the_weighted_mean_of_its_candidates(stacked, hard):
+    model = stacked
+    assert model.method_ == "stack"
+    assert isinstance(model.predictor_, StackedPredictor)
+    weights = model.predictor_.weights
+    assert (weights > 0).all()
+    assert weights.sum() == pytest.approx(1, abs=1e-9)
+    assert [row.note for row in model.comparison_] == [
+        f"chosen, with weight {weight:.2f}" for weight in weights
+    ]
+    alone = [EffectModel(candidates=name, **NETWORK).fit(hard) for name in ("ridge", "direct")]
+    effects = [each.effect(hard.observations) for each in alone]
+    for part, own in zip(model.predictor_.parts, alone, strict=True):
+        np.testing.assert_array_equal(part(hard.observations), own.predictor_(hard.observations))
+    expected = weights[0] * effects[0] + weights[1] * effects[1]
+    size = np.abs(expected).max()
+    np.testing.assert_allclose(model.effect(hard.observations), expected, atol=1e-12 * size)
+
+
+def test_a_stack_is_saved_loaded_and_scored(stacked, hard, tmp_path):
+    model = stacked
+    effects = model.effect(hard.observations)
+    model.save(tmp_path)
+    np.testing.assert_array_equal(EffectModel.load(tmp_path).effect(hard.observations), effects)
+    for scorer in (model.to_numpy(), cqm.Scorer.load(tmp_path)):
+        np.testing.assert_allclose(
+            scorer.effect(hard.observations), effects, rtol=0, atol=1e-5 * np.abs(effects).max()
+        )
+    moved = model.recenter([0.2, 0.3, 0.5])
+    np.testing.assert_allclose(
+        moved.to_numpy().effect(hard.observations),
+        moved.effect(hard.observations),
+        atol=1e-5 * np.abs(effects).max(),
+    )
+
+
+def test_a_stack_that_is_not_clearly_better_is_not_taken(default, smooth):
+    """The best of all subsets is never worse than the best candidate, but that may be chance."""
+    noisy = pushed_world(
+        lambda state, action, noise: action * (1 + 0.1 * np.sin(state[:, 1]) + noise[:, 0]),
+        exogenous=lambda num, horizon, rng: rng.standard_normal((num, horizon, 1)),
+    )
+    branches = collected(noisy, horizon=1, per_step=False)
+    model = EffectModel(candidates=("constant", "ridge", "direct"), **TINY).fit(branches)
+    assert model.method_ != "stack"
+
+
+def test_a_candidate_that_diverges_is_left_out_with_its_reason(smooth):
+    settings = {"width": 8, "training": DIVERGING}
+    with pytest.warns(UserWarning, match="the candidate direct failed: .*") as caught:
+        model = EffectModel(candidates=("ridge", "direct"), **settings).fit(smooth)
+    assert [warning.filename for warning in caught] == [__file__]
+    assert model.method_ == "ridge"
+    row = model.comparison_[1]
+    assert row.candidate == "direct"
+    assert np.isnan(row.error)
+    assert row.note == "failed: its predictions are not finite; lower the learning rate"
+    assert row.note in model.summary()
+    with pytest.raises(ValueError, match="its predictions are not finite"):
+        EffectModel(candidates="direct", **settings).fit(smooth)
+
+
+def test_without_time_for_networks_there_is_a_model_that_says_so(smooth, capsys):
+    model = EffectModel(budget="0.001s", width=8).fit(smooth, show_progress=True)
+    assert model.method_ == "ridge"
+    left_out = "left out: the budget has no time for it"
+    assert notes(model)["direct"] == notes(model)["unrolled"] == left_out
+    assert model.updates_ == {}
+    said = capsys.readouterr().err.splitlines()
+    for name in ("direct", "unrolled"):
+        assert f"candidate `{name}` on held-out families: 0 s, {left_out}" in model.summary()
+        assert f"{name}: {left_out}" in said
+    with pytest.raises(ValueError, match=f"no candidate can be fitted: direct {left_out}"):
+        EffectModel(candidates="direct", budget="0.001s").fit(smooth)
+
+
+@pytest.mark.parametrize("candidate", ["direct", "unrolled"])
+def test_a_budget_shortens_training_and_its_updates_repeat_it(candidate, smooth, monkeypatch):
+    # As if there were time for one update in fifty.
+    monkeypatch.setattr(choice, "expected_seconds", lambda *arguments: 1e6)
+    settings = {"candidates": candidate, "width": 8, "draws": 4}
+    model = EffectModel(budget="10h", **settings).fit(smooth)
+    planned = model.updates_[candidate]
+    assert 100 < sum(planned) < 200
+    assert all(record["updates"] <= sum(planned) for record in model.training_.values())
+    again = EffectModel(updates=model.updates_, **settings).fit(smooth)
+    assert again.updates_ == model.updates_
+    np.testing.assert_array_equal(
+        again.effect(smooth.observations), model.effect(smooth.observations)
+    )
+
+
+def test_few_updates_are_made_if_there_is_time(smooth):
+    model = EffectModel(candidates="direct", budget="10h", **TINY).fit(smooth)
+    assert model.updates_ == {"direct": [1, 1, 1]}
+
+
+def test_families_of_some_actions_teach_only_networks():
+    world = pushed_world(lambda state, action, noise: action * np.sin(state[:, 1]))
+    model = EffectModel(**TINY).fit(collected(world, arms=2))
+    assert model.method_ in ("direct", "unrolled", "stack")
+    needs = "needs families that branch every action"
+    assert notes(model)["constant"] == notes(model)["ridge"] == needs
+    errors = {row.candidate: row.error for row in model.comparison_}
+    assert np.isfinite([errors["direct"], errors["unrolled"]]).all()
+
+
+def test_a_world_in_which_actions_do_nothing_has_no_effects():
+    branches = collected(pushed_world(lambda state, action, noise: 0 * action))
+    model = EffectModel(**TINY).fit(branches)
+    assert model.method_ == "constant"
+    assert (model.effect(branches.observations) == 0).all()
+    for candidate in ("ridge", "direct"):
+        model = EffectModel(candidates=candidate, **TINY).fit(branches)
+        assert (model.effect(branches.observations) == 0).all()
+
+
+@pytest.mark.parametrize("states", [1, 2, 5])
+def test_a_few_families_are_enough_for_a_model(states, alike):
+    model = EffectModel(candidates=("constant", "ridge"), **TINY).fit(alike[:states])
+    expected = alike.effects()[:1, 0]
+    np.testing.assert_allclose(model.effect(alike.observations[:1]), expected, atol=1e-9)
+
+
+def test_an_interrupted_comparison_resumes_to_the_same_bits(smooth, tmp_path, monkeypatch):
+    """Interrupted in the second cycle of the second network."""
+    settings = {**TINY, "candidates": ("constant", "unrolled", "direct")}
+    expected = files_of(EffectModel(**settings).fit(smooth), tmp_path / "whole")
+    write, begun = TrainingLog.write, []
+
+    def interrupted(log, step, values):
+        write(log, step, values)
+        begun.append(log.path.name)
+        if begun[-1].startswith("direct-2"):
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TrainingLog, "write", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            EffectModel(**settings).fit(smooth, directory=tmp_path / "stopped")
+    assert any(name.startswith("unrolled") for name in begun)
+    resumed = EffectModel(**settings).fit(smooth, directory=tmp_path / "stopped")
+    assert files_of(resumed, tmp_path / "resumed") == expected
+
+
+@pytest.mark.parametrize(
+    ("budget", "seconds"), [("60s", 60), ("1.5min", 90), (" 2 h ", 7200), (0.5, 0.5)]
+)
+def test_budgets_are_times(budget, seconds):
+    assert choice.seconds_of(budget) == seconds
+
+
+@pytest.mark.parametrize("budget", ["soon", "-5s", "", "s", "5", "1.2.3s", 0, -1, np.nan, "0s"])
+def test_what_is_no_budget(budget):
+    with pytest.raises(ValueError, match="budget must be "):
+        choice.seconds_of(budget)
