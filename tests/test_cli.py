@@ -430,10 +430,11 @@ def test_a_stopped_fit_says_what_is_in_its_checkpoint(tmp_path, capsys, monkeypa
         raise KeyboardInterrupt
 
     args = ["fit", str(tmp_path / "set"), "--out", str(out), "--width", "4", "--updates", "500"]
+    args += ["--candidates", "direct", "--validation", "0"]
     monkeypatch.setattr(Checkpoint, "write", interrupted)
     assert main(args) == 130
-    said = f"checkpoints are kept in {out} (effect: 250 updates); rerun the command to resume"
+    said = f"checkpoints are kept in {out} (direct-1: 250 updates); rerun the command to resume"
     assert capsys.readouterr().err.splitlines()[-1] == f"cqm: interrupted; {said}"
     monkeypatch.undo()
     assert main(args) == 0
-    assert "effect: resuming after 250 of 500 updates" in capsys.readouterr().err
+    assert "direct-1: resuming after 250 of 500 updates" in capsys.readouterr().err

@@ -21,8 +21,13 @@ def hub_metadata(model: Estimator) -> str:
     return "---\nlibrary_name: cqm\ntags:\n" + "".join(f"- {tag}\n" for tag in tags) + "---\n"
 
 
-def write_card(model: Estimator) -> str:
-    """The card of a fitted model, in Markdown."""
+def write_card(model: Estimator, *, timed: bool = True) -> str:
+    """The card of a fitted model, in Markdown.
+
+    Args:
+        model: The model.
+        timed: Whether to show how long its candidates took, which is different every time.
+    """
     recipe, world = model.recipe_, model.world_
     nuisance = world.get("nuisance")
     mixed = f", {counted(nuisance['dimension'], 'nuisance dimension')} mixed in" if nuisance else ""
@@ -41,7 +46,7 @@ def write_card(model: Estimator) -> str:
         "Model": [
             f"`{model!r}`, method `{model.method_}`",
             *_network(model),
-            *_comparison(model),
+            *_comparison(model, timed),
             *(_training(name, record) for name, record in model.training_.items()),
             *model.notes_,
         ],
@@ -89,12 +94,12 @@ def _network(model: Estimator) -> list[str]:
     return [f"{counted(model.members, 'network')} with {parameters:,} parameters{each}{loss}"]
 
 
-def _comparison(model: Estimator) -> list[str]:
+def _comparison(model: Estimator, timed: bool) -> list[str]:
     """How the candidates of an effect model compared on held-out families."""
     lines = []
     for row in getattr(model, "comparison_", ()):
         error = "" if math.isnan(row.error) else f"error {row.error:.4g} ± {row.standard_error:.2g}"
-        seconds = "" if math.isnan(row.seconds) else f"{row.seconds:.0f} s"
+        seconds = "" if math.isnan(row.seconds) or not timed else f"{row.seconds:.0f} s"
         parts = ", ".join(part for part in (error, seconds, row.note) if part)
         lines.append(f"candidate `{row.candidate}` on held-out families: {parts}")
     return lines

@@ -411,7 +411,7 @@ class Estimator(Parameters, abc.ABC):
         }
         metadata = {"kind": f"cqm {self.kind} model"}
         storage.write_described(directory / CONFIG, config, directory / MODEL, arrays, metadata)
-        card = hub_metadata(self) + self.summary()
+        card = hub_metadata(self) + write_card(self, timed=False)
         storage.write_pieces(directory / CARD, [card.encode()])
 
     # What one kind of model stores besides; see `EffectModel`.

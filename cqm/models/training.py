@@ -8,6 +8,7 @@ resumed gives the same model, bit for bit, on the same machine with the same ver
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import time
 from collections.abc import Callable, Mapping
@@ -370,11 +371,9 @@ def _compiled_chunk(
         model = eqx.apply_updates(state.model, changes)
         return replace(state, model=model, optimiser=optimiser_state), loss
 
-    @eqx.filter_jit(donate="all-except-first")
-    def run(arguments: tuple, state: _State) -> tuple[_State, Array]:
-        window, key, first, num = arguments
-        arrays, static = eqx.partition(state, eqx.is_array)
-
+    def run(
+        arrays: Any, window: Batch, key: Array, first: Array, *, static: Any, num: int
+    ) -> tuple[Any, Array]:
         def body(arrays: Any, step: Array) -> tuple[Any, Array]:
             state = eqx.combine(arrays, static)
             if training.target_every:
@@ -389,18 +388,23 @@ def _compiled_chunk(
             return eqx.filter(state, eqx.is_array), loss
 
         arrays, losses = jax.lax.scan(body, arrays, first + jnp.arange(num))
-        return eqx.combine(arrays, static), jnp.mean(losses)
+        return arrays, jnp.mean(losses)
 
     compiled: dict[int, Callable] = {}
 
     def compile_and_run(
         state: _State, window: Batch, key: Array, first: int, num: int
     ) -> tuple[_State, Array]:
-        arguments = (window, key, jnp.asarray(first), num), state
+        arrays, static = eqx.partition(state, eqx.is_array)
+        arguments = (arrays, window, key, jnp.asarray(first))
         if num not in compiled:
-            compiled[num] = run.lower(*arguments).compile()  # type: ignore[attr-defined]
+            # Not `eqx.filter_jit`, which keeps the program in memory when training is over: a
+            # process with a few hundred of them crashes.
+            program = jax.jit(functools.partial(run, static=static, num=num), donate_argnums=0)
+            compiled[num] = program.lower(*arguments).compile()
             compiled_fn()
-        return compiled[num](*arguments)
+        arrays, loss = compiled[num](*arguments)
+        return eqx.combine(arrays, static), loss
 
     return compile_and_run
 

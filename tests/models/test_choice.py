@@ -24,7 +24,7 @@ NETWORK = {
     "width": 16,
     "training": Training(updates=300, batch_size=16, learning_rate=5e-3, schedule="cosine"),
 }
-FILES = ("model.json", "model.safetensors")
+FILES = ("model.json", "model.safetensors", "README.md")
 
 
 def collected(world, states=200, **changes):

@@ -1,9 +1,11 @@
 import contextlib
+import gc
 import json
 import re
 import sys
 import time
 import types
+from pathlib import Path
 from typing import ClassVar
 
 import equinox as eqx
@@ -51,6 +53,23 @@ def test_the_same_seed_gives_the_same_bits_and_another_does_not():
     assert same_bits(first, train(start(), squared_error, DATA, SETTINGS).model)
     other = Training(**{**SETTINGS.__dict__, "seed": 6})
     assert not same_bits(first, train(start(), squared_error, DATA, other).model)
+
+
+MAPS = Path("/proc/self/maps")
+
+
+@pytest.mark.skipif(not MAPS.exists(), reason="memory maps are read from /proc")
+def test_a_program_is_forgotten_when_training_is_over():
+    """Linux allows a process some 65,000 memory maps; beyond them it crashes."""
+
+    def maps_after_training(times):
+        for _ in range(times):
+            train(start(), squared_error, DATA, Training(updates=2, chunk=1, seed=0))
+        gc.collect()
+        return MAPS.read_bytes().count(b"\n")
+
+    before = maps_after_training(1)
+    assert maps_after_training(10) <= before + 5
 
 
 class StoppedError(Exception):
