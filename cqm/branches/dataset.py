@@ -208,9 +208,14 @@ class Branches:
 
         Their names say so, or the world is a `FunctionWorld` that left both at the state.
         """
-        functions = self.world.get("functions") or {"features": "own"}
+        if self.feature_names == self.observation_names:
+            return True
+        changed = {"nuisance", "feature_maps"} & set(self.world)
+        plain = self.world["kind"] == "function" and not changed
+        functions = self.world.get("functions", {})
         both_are_the_state = functions.get("features") is None and functions.get("observe") is None
-        return self.feature_names == self.observation_names or both_are_the_state
+        same_number = len(self.feature_names) == len(self.observation_names)
+        return plain and both_are_the_state and same_number
 
     @property
     def num_actions(self) -> int:

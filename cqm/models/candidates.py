@@ -159,6 +159,7 @@ class RidgeRegression(ClosedForm):
         num, size = inputs.shape
         constant, fourier = np.ones((num, 1)), None
         pairs = size * (size + 1) // 2
+        pairs = pairs if pairs <= min(_MAX_PAIRS, num // 4) else 0
         weights = np.zeros((1 + size + _WAVES + pairs, targets.shape[1]))
         least = np.full(targets.shape[1], np.inf)
 
@@ -176,7 +177,7 @@ class RidgeRegression(ClosedForm):
         ):
             fitted = leave_one_out_ridge(design, targets)
             offer(fitted, places, fitted.weights)
-        if pairs <= min(_MAX_PAIRS, num // 4):
+        if pairs:
             design = np.concatenate([constant, inputs, pair_products(inputs)], axis=1)
             fitted = leave_one_out_ridge(design, targets)
             places = np.r_[: 1 + size, 1 + size + _WAVES : len(weights)]
@@ -312,7 +313,8 @@ class Direct(Trained):
         if corrections is None or not isinstance(source, InMemory):
             return source
         targets = source.arrays["targets"]
-        return InMemory({**source.arrays, "targets": targets - corrections[: len(targets)]})
+        known = center(corrections[: len(targets)], self.model.reference)
+        return InMemory({**source.arrays, "targets": targets - jnp.asarray(known, jnp.float32)})
 
     def _targets(self, part: Branches) -> np.ndarray:
         if self.task.frame.complete:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cqm.arguments import number
-from cqm.branches.dataset import Branches
+from cqm.branches.dataset import Branches, combine
 from cqm.models.candidates import CANDIDATES, NAMES, Candidate, ClosedForm, Task, Trained, Unrolled
 from cqm.models.frame import Frame
 from cqm.models.predictors import Predictor, StackedPredictor, UnrolledPredictor
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 _SHARE = 0.1  # of the families is held out,
 _FEWEST, _LARGEST_SHARE = 500, 0.25  # but at least so many, up to this share
+_FEWEST_PIECES = 16  # in which a set is shuffled before some of it is held out
 _COMPARED = 1_000  # held-out families that candidates are compared on
 CLEANED = " on cleaned labels"
 """What follows the name of a candidate that learned from labels without their known noise."""
@@ -106,6 +107,7 @@ class Choice:
         if self.budget is not None:
             options = {**options, "directory": None}  # a resumed fit would plan other updates
         num = self._num_held_out(len(branches))
+        branches = _shuffled(branches, int(model.seed)) if num else branches
         families, held_out = branches[: len(branches) - num], branches[len(branches) - num :]
         self.held_out = held_out[:_COMPARED] if num else None
         frame = Frame(families, seed=int(model.seed))
@@ -339,20 +341,29 @@ class Choice:
         return weights if gain.mean() > 2 * _standard_error(gain) else alone
 
     def refitted(self, attempt: Attempt) -> Predictor:
-        """A candidate fitted to all families; a network repeats its best cycle on them."""
-        candidate, started = attempt.candidate, time.process_time()
-        if attempt.refitted:
-            pass
-        elif isinstance(candidate, ClosedForm):
-            attempt.predictor = candidate.fit(self.task.all_families)
-        elif isinstance(candidate, Trained):
-            assert attempt.cycle is not None
-            network = candidate.train(attempt.before, "all", attempt.cycle, everything=True)
-            attempt.predictor = candidate.predictor(network)
+        """A candidate fitted to all families, or as it was if that fails."""
+        started = time.process_time()
+        if not attempt.refitted:
+            try:
+                attempt.predictor = self._refit(attempt)
+            except (ValueError, np.linalg.LinAlgError) as error:
+                text = f"{attempt.name} did not learn from the held-out families: {error}"
+                self.model.notes_.append(text)
+                warnings.warn(text, stacklevel=7)
         attempt.refitted = True
         attempt.cpu_seconds += time.process_time() - started
         assert attempt.predictor is not None
         return attempt.predictor
+
+    def _refit(self, attempt: Attempt) -> Predictor:
+        """Fit a candidate to all families; a network repeats its best cycle on them."""
+        candidate = attempt.candidate
+        if isinstance(candidate, ClosedForm):
+            return candidate.fit(self.task.all_families)
+        assert isinstance(candidate, Trained)
+        assert attempt.cycle is not None
+        network = candidate.train(attempt.before, "all", attempt.cycle, everything=True)
+        return candidate.predictor(network)
 
     def _record(self, chosen: Sequence[Attempt], weights: np.ndarray | None) -> None:
         """Tell the model which candidates were tried, and what came of them."""
@@ -380,6 +391,21 @@ class Choice:
         if not isinstance(chosen[-1].candidate, Trained):
             model.losses_ = np.empty(0)
         model.comparison_ = tuple(rows)
+
+
+def _shuffled(branches: Branches, seed: int) -> Branches:
+    """The same families, piece by piece in random order.
+
+    Sets may be ordered, for example because they were combined, and a part of a set must be like
+    the whole.
+    """
+    starts = branches.block_starts()
+    if len(starts) < _FEWEST_PIECES:
+        starts = np.unique(np.linspace(0, len(branches), _FEWEST_PIECES, endpoint=False, dtype=int))
+    ends = [*starts[1:], len(branches)]
+    pieces = [branches[int(a) : int(b)] for a, b in zip(starts, ends, strict=True)]
+    order = np.random.default_rng([seed, 3]).permutation(len(pieces))
+    return combine([pieces[i] for i in order])
 
 
 def _standard_error(values: np.ndarray) -> float:

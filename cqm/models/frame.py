@@ -95,7 +95,9 @@ class Frame:
         if self.branches.features_are_next_observation:
             return np.arange(len(self.branches.feature_names))
         names = {name: i for i, name in enumerate(self.branches.feature_names)}
-        if not set(self.branches.observation_names) <= set(names):
+        # Mixtures of features and of observations have the same names, but are mixed differently.
+        mixed = self.branches.nuisance is not None
+        if mixed or not set(self.branches.observation_names) <= set(names):
             return None
         return np.array([names[name] for name in self.branches.observation_names])
 
@@ -108,12 +110,14 @@ class Frame:
         """
         spread = self.observations.std(axis=0)
         spread = np.where(spread > 0, spread, 1.0)
-        if self.own is None:
+        if self.own is None or not self.moved[self.own].any():
             return spread, np.zeros((len(spread), 0)), np.eye(len(spread))
-        own_units = np.where(self.moved[self.own], self.units[self.own], spread)
+        moved = self.moved[self.own]
+        own_units = np.where(moved, self.units[self.own], spread)
+        effects = np.where(moved, self._effects[:_SPAN_FAMILIES, ..., self.own], 0.0)
         options = []
         for units in (own_units, np.ones_like(own_units)):
-            basis = output_basis("effect", self._effects[:_SPAN_FAMILIES, ..., self.own] / units)
+            basis = output_basis("effect", effects / units)
             centered = (self.observations - self.observations.mean(axis=0)) / units
             along = centered @ basis
             # The volume of the observations' spread, in coordinates that do not depend on units.
@@ -188,7 +192,7 @@ class Frame:
         rest, scales = self._scaled_rest
         follows, size = scales > _CARRIED_SCALE, moved.shape[1]
         state = np.concatenate([moved / units[:, None], rest[:, follows]], axis=1)
-        spread = np.maximum((flat[:, self.own] @ state).std(axis=0), 1e-300)
+        spread = _spread(flat[:, self.own] @ state)
         readouts, outputs = self._readouts(np.setdiff1d(np.arange(num), self.own), flat)
         along = np.zeros((num, size))
         along[self.own] = units[:, None] * moved * spread[:size]
@@ -221,7 +225,13 @@ class Frame:
             units = self.units[chosen, None]
             few = self._effects[:_SPAN_FAMILIES]
             basis = output_basis("effect", few[..., chosen] / units[:, 0])
-            spread = np.maximum((flat[:, chosen] @ (basis / units)).std(axis=0), 1e-300)
+            spread = _spread(flat[:, chosen] @ (basis / units))
             to, back = np.zeros((2, flat.shape[1], basis.shape[1]))
             to[chosen], back[chosen] = basis / units / spread, basis * units * spread
         return to, back
+
+
+def _spread(values: np.ndarray) -> np.ndarray:
+    """Standard deviation of each column; 1 where a column does not vary."""
+    spread = values.std(axis=0)
+    return np.where(spread > 1e-12 * np.abs(values).max(axis=0, initial=0), spread, 1.0)

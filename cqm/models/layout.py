@@ -115,6 +115,8 @@ def check_arrays(kind: str, arrays: Mapping[str, np.ndarray], sizes: Mapping[str
     if "stack.weights" in remaining:
         weights = remaining.pop("stack.weights")
         _check_all({"stack.weights": weights}, {"stack.weights": "parts"}, dict(known))
+        if not (len(weights) and (weights > 0).all() and abs(weights.sum() - 1) < 1e-6):
+            raise ValueError("the weights of a stack must be positive, with sum 1")
         for i in range(len(weights)):
             part = arrays_under(part_prefix(i), remaining)
             remaining = {n: v for n, v in remaining.items() if not n.startswith(part_prefix(i))}
@@ -135,6 +137,16 @@ def _check_all(arrays: Mapping[str, np.ndarray], axes: Axes, known: dict[str, in
     for name in axes:
         _check_shape(name, arrays[name], axes[name].split(), sizes)
         _check_numbers(name, arrays, known["actions"])
+    if "pairs" in sizes and sizes["pairs"] not in (0, sizes["inputs"] * (sizes["inputs"] + 1) // 2):
+        raise ValueError(f"the array 'waves.weights' has weights for {sizes['pairs']} products")
+    if "sizes" in arrays:
+        states, moved = map(int, arrays["sizes"])
+        latent = "states" in sizes
+        readouts = sizes["steps"] if latent else sizes["steps"] - states
+        most = sizes["states"] if latent else min(sizes["inputs"], sizes["steps"])
+        fits = states == most if latent else states <= most
+        if not fits or moved > states or moved + readouts != sizes["coordinates"]:
+            raise ValueError(f"the array 'sizes', {[states, moved]}, does not fit the others")
 
 
 def _expected(kind: str, arrays: Mapping[str, np.ndarray]) -> Axes:

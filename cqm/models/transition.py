@@ -25,6 +25,7 @@ from cqm.models.network import Classifier, Linear, small_at_first
 from cqm.quotient import center
 
 LATENT = 32  # coordinates of a state that has to be learned
+_LEAST_SPREAD = 1e-3  # of a step's change, relative to the spread of the coordinate
 _ABSOLUTE_WEIGHT = 0.1  # weight of the error in the features themselves, relative to their effects
 
 
@@ -215,7 +216,8 @@ def step_spread(rows: Mapping[str, Any], num_states: int) -> Array:
     steps = rows["steps"]
     change = steps[..., :num_states] - before_steps(rows, num_states)
     both = jnp.concatenate([change, steps[..., num_states:]], axis=-1)
-    return jnp.std(both, axis=(0, 1, 2)) + 1e-6
+    # A coordinate that hardly changes in a step must not outweigh the others.
+    return jnp.maximum(jnp.std(both, axis=(0, 1, 2)), _LEAST_SPREAD)
 
 
 def before_steps(batch: Mapping[str, Any], num_states: int) -> Array:
