@@ -183,7 +183,7 @@ def pair_products(inputs: np.ndarray) -> np.ndarray:
 
 
 def stretching(products: np.ndarray) -> np.ndarray:
-    """The transformation that stretches directions as far as a function varies along them.
+    """The transformation that scales each direction by how strongly a function varies along it.
 
     Args:
         products: Mean outer product of the function's gradients, `[inputs, inputs]`.
@@ -229,7 +229,8 @@ def fourier_ridge(
         inputs: Inputs of comparable scale.
         targets: Values to explain, in comparable units.
         waves: Number of cosines.
-        rounds: How often the transformation is learned; it stops earlier if that does not help.
+        rounds: Maximum number of rounds of learning the transformation; fewer if a round does not
+            help.
         rng: Random generator that draws the cosines.
         transform: The transformation to start from, `[inputs, coordinates]`.
     """

@@ -25,7 +25,7 @@ class Reproduce:
     preset: Literal["quick", "paper", "smoke"] = "quick"
     """Size of the run: paper (hours, up to 5 seeds), quick (minutes, 1 seed) or smoke (seconds)."""
     study: Literal["paper", "logs", "worlds"] = "paper"
-    """What to run: the paper's benchmark, logs against branches, or the default on many worlds."""
+    """Experiment: the paper's benchmark, logs vs. branches, or the default model on many worlds."""
     domains: Annotated[tuple[str, ...] | None, default("all four")] = None
     """Domains to run."""
     seeds: Annotated[tuple[int, ...] | None, default("as in the preset; one for logs")] = None
@@ -33,9 +33,9 @@ class Reproduce:
     methods: Annotated[tuple[str, ...] | None, default("as in the preset")] = None
     """Methods to run; append +effect or +whiten to a name to condition the method's input."""
     worlds: Annotated[tuple[str, ...] | None, default("as in the preset")] = None
-    """Worlds to run with --study worlds; random-SEED is a random one, and +64 adds a nuisance."""
+    """Worlds for --study worlds: names, or random-SEED; append +64 for a nuisance of that size."""
     states: Annotated[tuple[int, ...] | None, default("as in the preset")] = None
-    """Numbers of training states to run with --study worlds, some of the preset's."""
+    """Numbers of training states for --study worlds; only those of the preset are allowed."""
     out: Annotated[Path | None, default("runs/PRESET")] = None
     """Directory of the run."""
 

@@ -46,13 +46,13 @@ class Fit:
     paper: bool = False
     """Fit the paper's model: raw input, rank 8, width 128, 4,000 updates."""
     candidates: Annotated[tuple[Candidate, ...], default("all")] = ()
-    """Ways to learn from branches that are compared; the best is kept."""
+    """Candidates to compare on held-out branches; the best one, or a combination, is kept."""
     budget: Annotated[str | None, default("none")] = None
     """Time for learning from branches, such as 60s or 5min."""
     updates: Annotated[int | None, default("8000, or 2000 with hindsight")] = None
     """Number of gradient steps per network; not for residual."""
     validation: Annotated[float | None, default("a tenth")] = None
-    """Share of the branches to hold out, for the comparison and to stop training in time."""
+    """Share of the branches to hold out, to compare candidates and to stop training early."""
     width: Annotated[int | None, default("128, or 256 with hindsight")] = None
     """Width of the hidden layers; not for residual."""
     members: int = 1

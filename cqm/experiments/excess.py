@@ -29,7 +29,7 @@ class Truth:
     floor: float
     """Noise floor: the lowest effect NMSE on single draws, all features pooled."""
     own_floor: float
-    """The same of each feature in its own unit, averaged over the features that actions move."""
+    """The same for each feature in its own unit, averaged over the features that actions move."""
 
     @classmethod
     def from_draws(cls, effects: np.ndarray, outcomes: np.ndarray) -> Self:
@@ -54,7 +54,7 @@ class Truth:
 
 @dataclass(frozen=True)
 class Excess:
-    """An excess error: 0 is perfect, 1 is predicting no effect."""
+    """An excess error: 0 is perfect, 1 is no better than predicting no effect."""
 
     terms: np.ndarray  # [n], one per state; the error is their mean
 
@@ -78,7 +78,7 @@ def own_units(predicted: np.ndarray, truth: Truth) -> Excess:
 
     Args:
         predicted: Predicted effects, `[n, actions, features]`.
-        truth: Of the same states.
+        truth: Expected effects of the same states.
     """
     return _share(_errors(predicted, truth)[:, truth.moved], truth.sizes[:, truth.moved])
 

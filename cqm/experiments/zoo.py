@@ -1,7 +1,7 @@
 """Worlds of our own for the study of worlds: small step functions, each hard in its own way.
 
 `linear-gain`, `linear-noise`, `clock`, `battery`, `inventory`, `shop`, `units` and `feedback` are
-written out; `random-SEED` is drawn from a generator. Other names are left to `load_world`, with
+hand-written; `random-SEED` is drawn from a generator. Other names are left to `load_world`, with
 `+64` for a nuisance of 64 dimensions.
 """
 
@@ -122,7 +122,7 @@ def battery() -> FunctionWorld:
 
 
 def inventory() -> FunctionWorld:
-    """Orders against a random demand, whose mean differs from state to state."""
+    """Ordering stock under random demand, whose mean differs from state to state."""
 
     def initial(num: int, rng: np.random.Generator) -> State:
         return {"stock": rng.uniform(0, 20, num), "mean": rng.uniform(2, 8, num)}
@@ -179,7 +179,7 @@ def shop() -> FunctionWorld:
 
 
 def units() -> FunctionWorld:
-    """A noisy pendulum whose features have three units, six decades apart."""
+    """A noisy pendulum whose features differ in scale by six orders of magnitude."""
 
     def initial(num: int, rng: np.random.Generator) -> State:
         return np.column_stack([rng.uniform(-np.pi, np.pi, num), rng.normal(size=num)])
@@ -235,16 +235,17 @@ WORLDS: dict[str, Callable[[], Setting]] = {
     "units": lambda: (units(), "uniform"),
     "feedback": lambda: (linear(gain=True), feedback(3)),
 }
-"""The worlds that are written out, by name."""
+"""The hand-written worlds, by name."""
 
 
 def random_world(seed: int) -> Setting:
-    """A world drawn at random: a linear or bent system beside a context that no action moves.
+    """A random world: a linear or nonlinear system, and a context that no action moves.
 
-    Drawn are the dimensions of both, the noise (none, additive, or also multiplying the effects),
-    what modulates the effects (nothing, the state or the context), the bend, the units (half of the
-    worlds spread them over six decades), an extra bounded feature, two to five actions, and the
-    continuation (a third of the worlds has a policy).
+    The following are random: the dimensions of both, the noise (none, additive, or also multiplying
+    the effects), what modulates the effects (nothing, the state or the context), the strength of
+    the nonlinearity, the units (spread over six orders of magnitude in half of the worlds), whether
+    there is an extra bounded feature, two to five actions, and the continuation (a policy in 30% of
+    the worlds).
 
     >>> world, continuation = random_world(0)
     >>> world.name, len(world.candidate_actions)

@@ -26,7 +26,7 @@ def fit_behaviour(
     seed: int,
     options: Mapping[str, Any],
 ) -> Classifier:
-    """A classifier of the later actions, from the state they were taken in and the context.
+    """Train a classifier that predicts each later action from its state and the context.
 
     Args:
         rows: `inputs` and `steps` as for `cqm.models.transition.unrolled_loss`, and the later
@@ -34,7 +34,7 @@ def fit_behaviour(
         num_states: Coordinates of the state.
         num_actions: Number of candidate actions.
         seed: Random seed.
-        options: Of the training loop.
+        options: Options of the training loop.
     """
     before = np.asarray(before_steps(rows, num_states))[:, :, 1:]
     context = np.asarray(rows["inputs"])[:, None, None, num_states:]

@@ -56,7 +56,7 @@ NAMES = ("constant", "ridge", "direct", "unrolled")
 UPDATES = 8_000
 """Default number of updates of a network."""
 TRAINING = Training(UPDATES, batch_size=16, learning_rate=1e-3, schedule="cosine")
-"""Default training of a network: many small batches learn most in a given time."""
+"""Default training of a network; many small batches give the lowest error in a given time."""
 CYCLES = (1 / 8, 1 / 4, 5 / 8)  # shares of the updates
 _RIDGE_FAMILIES = 50_000  # more hardly change a regression
 _WAVES, _ROUNDS = 1_024, 1
@@ -75,7 +75,7 @@ class Task:
     digest: str  # of all families
     options: Mapping[str, Any]  # of the training loop
     corrections: np.ndarray | None = None
-    """Noise in the targets of all families that a transition explains, if it was taken out."""
+    """Noise to subtract from the targets of all families; None if labels are not cleaned."""
 
     @property
     def controls(self) -> np.ndarray:
@@ -113,7 +113,7 @@ class Candidate(abc.ABC):
 
 
 class ClosedForm(Candidate):
-    """A candidate without training."""
+    """A candidate that is fitted in closed form."""
 
     @abc.abstractmethod
     def fit(self, families: Branches) -> Predictor:
@@ -142,8 +142,8 @@ class Constant(ClosedForm):
 class RidgeRegression(ClosedForm):
     """Ridge regression on the state.
 
-    Each coordinate of each action's effect has the regressors and the penalty that predict it best
-    across folds: a constant, the inputs, their products, or cosines of learned coordinates.
+    Each coordinate of each action's effect uses the regressors and the penalty with the lowest
+    leave-one-out error: a constant, the inputs, their products, or cosines of learned coordinates.
     """
 
     name = "ridge"
@@ -217,7 +217,7 @@ class Trained(Candidate):
 
     @abc.abstractmethod
     def rows(self, part: Branches) -> dict[str, np.ndarray]:
-        """Training rows of some families, as many for each family."""
+        """Training rows of some families, the same number for each family."""
 
     @abc.abstractmethod
     def initial(self) -> Any:
@@ -232,7 +232,7 @@ class Trained(Candidate):
         """The predictor with these networks."""
 
     def first_stages(self, updates: int) -> list[tuple[str, MemberLossFn, Training]]:
-        """Training runs before the first cycle, with the updates of all cycles together."""
+        """Training runs before the first cycle; `updates` is the total of all cycles."""
         return []
 
     def cycles(self) -> list[Training]:
@@ -273,7 +273,7 @@ class Trained(Candidate):
 
 
 class Direct(Trained):
-    """A network of state and action that regresses the centred outcomes, as the paper does."""
+    """A network from state and action to effects, fitted to centred outcomes as in the paper."""
 
     name = "direct"
 
@@ -296,7 +296,7 @@ class Direct(Trained):
         self.targets, self.outputs = basis / size, size * basis
 
     def obstacle(self) -> str:
-        """Nothing: the paper's network learns from any families."""
+        """Always empty: the paper's network can learn from any families."""
         return ""
 
     def rows(self, part: Branches) -> dict[str, np.ndarray]:
@@ -308,7 +308,7 @@ class Direct(Trained):
         }
 
     def source(self, *, everything: bool) -> Source:
-        """Rows of the families, with noise taken out of the targets if it is known."""
+        """Rows of the families, with cleaned targets if labels are cleaned."""
         source, corrections = super().source(everything=everything), self.task.corrections
         if corrections is None or not isinstance(source, InMemory):
             return source
@@ -356,7 +356,7 @@ class Direct(Trained):
         return loss
 
     def predictor(self, network: Any) -> Predictor:
-        """The networks between input coordinates and the effects' own."""
+        """The predictor that maps input coordinates to output coordinates by these networks."""
         return DirectPredictor(self.inputs, self.outputs, network, self.controls)
 
 
@@ -366,7 +366,7 @@ class Unrolled(Trained):
     name = "unrolled"
 
     def obstacle(self) -> str:
-        """Steps must be stored; a policy must see what the transition follows."""
+        """Needs step features and, under a policy, features that contain the observation."""
         families, model = self.task.families, self.model
         follows_policy = families.recipe.continuation.open_loop or self.task.frame.own is not None
         needed = {
@@ -406,7 +406,7 @@ class Unrolled(Trained):
         }
 
     def _standardised(self, noise: np.ndarray) -> np.ndarray:
-        """Noise `[n, draws, horizon, ...]` in units of its spread, flat beyond the horizon."""
+        """Standardised noise, `[n, draws, horizon, noise]`, with the last axes flattened."""
         if not hasattr(self, "_noise_units"):
             sample = _flat_noise(self.task.families[:FAMILIES].noise)
             spread = sample.std(axis=(0, 1, 2))
@@ -445,7 +445,7 @@ class Unrolled(Trained):
         return paths[chosen]
 
     def first_stages(self, updates: int) -> list[tuple[str, MemberLossFn, Training]]:
-        """Single steps, if the features show the state."""
+        """Training on single steps, if the features contain the observation."""
         size = self.task.frame.steps.num_states
         if size == 0:
             return []
@@ -486,10 +486,10 @@ class Unrolled(Trained):
     def explained_noise(self, network: Any) -> np.ndarray | None:
         """The noise in every family's targets that the networks explain, `[n, arms, coordinates]`.
 
-        It is the effect under the later actions and the noise that made the label, minus its mean
-        over fresh ones. Given the state its mean is zero, however good the networks are, as long as
-        they did not learn the label by heart; so taking it out removes noise and nothing else. None
-        if the law of the later actions is not known, or if not all families are in memory.
+        It is the predicted effect under the later actions and noise of the label, minus the mean
+        prediction under fresh ones. Given the state, its expectation is zero however good the
+        networks are, unless they memorised the label, so subtracting it removes only noise. None
+        if the distribution of the later actions is unknown or the families do not fit into memory.
         """
         task, source = self.task, self.source(everything=True)
         recipe = task.families.recipe

@@ -98,10 +98,11 @@ def _comparison(model: Estimator, timed: bool) -> list[str]:
     """How the candidates of an effect model compared on held-out families."""
     lines = []
     for row in getattr(model, "comparison_", ()):
-        error = "" if math.isnan(row.error) else f"error {row.error:.4g} ± {row.standard_error:.2g}"
+        error = f"held-out error {row.error:.4g} ± {row.standard_error:.2g}"
+        error = "" if math.isnan(row.error) else error
         seconds = "" if math.isnan(row.seconds) or not timed else f"{row.seconds:.0f} s"
         parts = ", ".join(part for part in (error, seconds, row.note) if part)
-        lines.append(f"candidate `{row.candidate}` on held-out families: {parts}")
+        lines.append(f"candidate `{row.candidate}`: {parts}")
     return lines
 
 

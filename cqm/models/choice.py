@@ -1,4 +1,4 @@
-"""The choice between candidates: compared on held-out families, the best fitted again to all.
+"""Choosing a candidate: all are compared on held-out families, the best is refitted to all data.
 
 Every candidate is scored on the same held-out families, in units of the effects' own size, so that
 differences between candidates are paired. The standard errors shown are those of the scores; noise
@@ -34,7 +34,7 @@ _FEWEST, _LARGEST_SHARE = 500, 0.25  # but at least so many, up to this share
 _FEWEST_PIECES = 16  # in which a set is shuffled before some of it is held out
 _COMPARED = 1_000  # held-out families that candidates are compared on
 CLEANED = " on cleaned labels"
-"""What follows the name of a candidate that learned from labels without their known noise."""
+"""Suffix of the name of a candidate that learned from cleaned labels."""
 _WORTH_CLEANING = 0.9  # labels are cleaned if at most this share of their noise is left
 _LEAST_WEIGHT = 0.05  # a candidate with less is not worth its time
 _SECONDS_PER_TRAINING = 2.5  # with other stages and predictions, relative to the cycles
@@ -71,7 +71,7 @@ def seconds_of(budget: str | float) -> float:
 
 @dataclass
 class Attempt:
-    """A candidate, and what came out of fitting it."""
+    """A candidate and the result of fitting it."""
 
     candidate: Candidate
     name: str
@@ -92,12 +92,12 @@ class Attempt:
 
 
 class Choice:
-    """One choice: the families it is made on, and the candidates that were tried.
+    """Chooses between the candidates of one model, and remembers every attempt.
 
     Args:
-        model: The model that chooses; its record of the fit is filled in.
+        model: The model to fit; its `comparison_`, `updates_` and `transition_` are set.
         branches: All families.
-        options: Of the training loop.
+        options: Options of the training loop.
     """
 
     def __init__(self, model: EffectModel, branches: Branches, options: Mapping[str, Any]):
@@ -162,7 +162,7 @@ class Choice:
     def _best(self, fitted: Sequence[Attempt]) -> Attempt:
         """The simplest candidate that is within a standard error of the best.
 
-        A network is compared after each of its cycles, so its score is the luckiest of several.
+        A network is scored after each cycle and keeps its best score, which is thus optimistic.
         """
         best = min(fitted, key=lambda attempt: attempt.score)
         for attempt in sorted(fitted, key=lambda a: (NAMES.index(a.candidate.name), a.score)):
@@ -221,7 +221,7 @@ class Choice:
 
     @functools.cached_property
     def _observed(self) -> np.ndarray:
-        """Effects of the held-out families, without the noise that is known."""
+        """Observed effects of the held-out families, cleaned if labels are cleaned."""
         assert self.held_out is not None
         observed = self.task.frame.observed(self.held_out)
         if self.task.corrections is None:
@@ -231,7 +231,7 @@ class Choice:
         return observed - known @ self.task.frame.outputs.T
 
     def _clean_labels(self) -> bool:
-        """Take the noise that the transition explains out of all labels, if that helps."""
+        """Subtract the noise that the transition explains from all labels, if that helps."""
         if self.held_out is None or not set(self.model.names_of_candidates) & {"ridge", "direct"}:
             return False
         attempt = self.attempts[-1]
@@ -249,7 +249,7 @@ class Choice:
         misses = misses - frame.in_own_units(best.predicted, self.held_out.arms)
         if not misses.any():
             return False
-        # The share of the explained noise that is taken out is the one that leaves the least.
+        # The share of the explained noise to subtract is the one that leaves the least noise.
         share = float(np.clip(np.sum(own * misses) / max(np.sum(own**2), 1e-300), 0, 1))
         left = np.sum((misses - share * own) ** 2) / max(np.sum(misses**2), 1e-300)
         say(f"The transition explains {1 - left:.0%} of the noise in the labels", self.show)
@@ -271,7 +271,7 @@ class Choice:
         network = candidate.initial()
         cycles = self._planned(candidate, network)
         if not cycles:
-            attempt.note = "left out: the budget has no time for it"
+            attempt.note = "left out: the budget is too short"
             return
         network = candidate.pretrain(network, sum(training.updates for training in cycles))
         for i, training in enumerate(cycles, start=1):
@@ -287,7 +287,7 @@ class Choice:
         return self.budget - (time.monotonic() - self.started)
 
     def _planned(self, candidate: Trained, network: Any) -> list[Training]:
-        """The cycles to run; with fewer updates if the budget has no time for all of them."""
+        """The cycles to run; with fewer updates if the budget is too short for all of them."""
         cycles, given = candidate.cycles(), self.model.updates
         if isinstance(given, Mapping):
             return [replace(cycles[0], updates=int(num)) for num in given.get(candidate.name, [])]
@@ -366,7 +366,7 @@ class Choice:
         return candidate.predictor(network)
 
     def _record(self, chosen: Sequence[Attempt], weights: np.ndarray | None) -> None:
-        """Tell the model which candidates were tried, and what came of them."""
+        """Record on the model which candidates were tried, and the outcome of each."""
         model, rows = self.model, []
         model.method_ = chosen[0].name if weights is None else "stack"
         best = min(chosen, key=lambda attempt: attempt.score)

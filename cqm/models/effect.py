@@ -33,21 +33,21 @@ class EffectModel(Estimator):
     fits it again to all families:
 
     - `constant`: the same effects in every state;
-    - `ridge`: ridge regression on the state, its products, or cosines of it;
-    - `direct`: a network of state and action, as in the paper;
-    - `unrolled`: a network of single steps, unrolled under fresh later actions and fresh noise. It
-      needs branches collected with `per_step=True`, and gets closest to the noise floor where
-      labels are noisy and the world is complicated.
+    - `ridge`: ridge regression on the state, products of its coordinates, or random cosines of it;
+    - `direct`: a network that maps state and action to the effect, as in the paper;
+    - `unrolled`: a network that predicts one step, unrolled along branches with fresh later actions
+      and fresh noise. It needs branches collected with `per_step=True`, and gets closest to the
+      noise floor where labels are noisy and the world is complicated.
 
     Networks are trained in cycles and stop when another cycle does not help, so noisy labels are
-    not overfitted. `comparison_` and the model card show how the candidates compared. A transition
-    that was learned is kept in `transition_`, even if another candidate answers.
+    not overfitted. `comparison_` and the model card show how the candidates compared. The learned
+    transition network, if any, is kept in `transition_` even if another candidate is chosen.
 
     Args:
         candidates: Names of the candidates to compare.
         budget: Time for fitting, such as `"60s"`, `"5min"` or a number of seconds. Networks that do
-            not fit into it are trained for fewer updates or left out. Without a budget the clock
-            decides nothing: the same seed gives the same model.
+            not fit into it are trained for fewer updates or left out. Without a budget, the result
+            does not depend on timing: the same seed gives the same model.
         conditioning: Coordinates of the inputs: `learned` (see `cqm.models.frame`) or, for `direct`
             alone, `none`, `whiten` or `effect` as in the benchmark.
         decoder_rank: Rank of the shared decoder of `direct`; by default the rank of the training
@@ -62,7 +62,8 @@ class EffectModel(Estimator):
         updates: Number of gradient steps per network; by default as in `training`. To repeat a fit
             that had a budget, pass its `updates_`.
         validation: Share of the families to hold out for the comparison; by default a tenth, and
-            more in small sets. With 0, a single candidate is trained on all families to the end.
+            more in small sets. With 0, a single candidate is trained on all families, without
+            early stopping.
         memory_gb: Memory for the training rows, in gigabytes; a larger set is read from its shards
             window by window (see `cqm.models.stream`).
         seed: Random seed for initialisation, fresh continuations and batches.
@@ -165,12 +166,12 @@ class EffectModel(Estimator):
 
     @property
     def names_of_candidates(self) -> tuple[str, ...]:
-        """The candidates, also if a single one was given by its name."""
+        """Names of the candidates, as a tuple even if `candidates` is a single name."""
         given = self.candidates
         return (given,) if isinstance(given, str) else texts("candidates", given)
 
     def _extra_arrays(self) -> dict[str, np.ndarray]:
-        """The transition, unless it is part of what answers."""
+        """Arrays of the transition, unless it is part of the predictor."""
         if self.transition_ is None or any(part is self.transition_ for part in self._parts()):
             return {}
         arrays = self.transition_.arrays()
@@ -216,7 +217,7 @@ class EffectModel(Estimator):
         names = self.names_of_candidates
         if not names or len(set(names)) < len(names) or not set(names) <= set(CANDIDATES):
             raise ValueError(
-                f"candidates must be different names from {list(CANDIDATES)}; got "
+                f"candidates must be distinct names out of {list(CANDIDATES)}; got "
                 f"{shown(self.candidates)}"
             )
         self._one_of("conditioning", "none", "whiten", "effect", "learned")
@@ -226,8 +227,9 @@ class EffectModel(Estimator):
         if isinstance(self.updates, Mapping):
             for name, cycles in self.updates.items():
                 choice("a name in updates", name, tuple(CANDIDATES))
-                for num in instance("updates", cycles, Sequence, "lists of numbers by candidate"):
-                    whole_number("updates of a cycle", num, least=1, most=2**31 - 1)
+                what = "a list of numbers for each candidate"
+                for num in instance("updates", cycles, Sequence, what):
+                    whole_number("the number of updates in a cycle", num, least=1, most=2**31 - 1)
         if self.budget is not None:
             seconds_of(self.budget)
         if self.validation is not None:
@@ -235,7 +237,7 @@ class EffectModel(Estimator):
             if self.validation == 0 and len(names) > 1:
                 raise ValueError(
                     f"validation=0 leaves no families to compare {len(names)} candidates on; pass "
-                    "one candidate, or another validation"
+                    "a single candidate, or a validation above 0"
                 )
 
     def _check_comparisons(self, branches: Branches) -> None:

@@ -50,7 +50,7 @@ class TrainingRecord(msgspec.Struct):
 
 
 class ComparisonRecord(msgspec.Struct, forbid_unknown_fields=True):
-    """How a candidate did; the seconds it took are not part of what a seed determines."""
+    """How a candidate did; its seconds are left out because they vary from run to run."""
 
     candidate: str
     error: float | None

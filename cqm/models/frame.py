@@ -1,10 +1,10 @@
-"""The frame: coordinates in which the effects of one world are learned, chosen by its data.
+"""The frame: coordinates in which the effects of one world are learned, derived from its data.
 
 Effects are measured in units of their own: each feature is divided by the size of its effects, so
 none is neglected because its numbers are small. Observations are split into the directions that
-actions move and the rest. A direction of the rest may shape the effects (a clock, a gain) or be
-unrelated to them (a nuisance); how strongly a first regression varies along it says which, and
-becomes its scale.
+actions move and the rest. Directions of the rest may shape the effects (a clock, a gain) or be
+unrelated to them (a nuisance). To tell which, a first regression is fitted; each of these
+directions is scaled by how strongly the fitted effects vary along it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _STEP_FAMILIES = 2_000  # enough for the mean and spread of a step's features
 _ROUNDING = 1e-11  # effects below this share of the outcome are rounding errors
 _WAVES, _ROUNDS = 512, 3
 _SMALLEST_SCALE = 0.02  # of a direction that does not seem to matter
-_CARRIED_SCALE = 0.1  # directions of the rest above it are followed from step to step
+_CARRIED_SCALE = 0.1  # directions of the rest above it are predicted at every step
 _PURER = 0.01  # by how much the log-variance of a coordinate must differ to choose other units
 
 
@@ -33,8 +33,8 @@ _PURER = 0.01  # by how much the log-variance of a coordinate must differ to cho
 class StepFrame:
     """Coordinates for unrolling; see `cqm.models.transition`."""
 
-    inputs: Coordinates  # of observations: state and context, or whatever a latent state needs
-    steps: Coordinates  # of the features of a step: state and readouts; readouts of a latent state
+    inputs: Coordinates  # of observations: state and context, or all inputs of a latent state
+    steps: Coordinates  # of step features: state and readouts; only readouts for a latent state
     outputs: np.ndarray  # [features, outputs], from outputs to features
     num_moved: int  # coordinates of the state that actions move; 0 for a latent state
     num_states: int  # coordinates of the state; 0 for a latent state
@@ -66,7 +66,7 @@ class Frame:
         """From those coordinates to effects, `[features, coordinates]`."""
         self._effects = effects
         self.transform: np.ndarray | None = None
-        """How the inputs are best stretched for a regression, once they are known."""
+        """Scaling of the inputs that suits a regression; None until the inputs are computed."""
 
     def observed(self, families: Branches) -> np.ndarray:
         """Effects of families' arms, averaged over draws and centred, `[n, arms, features]`."""
@@ -103,10 +103,10 @@ class Frame:
 
     @functools.cached_property
     def _directions(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Units of the observations, and orthonormal bases of what actions move, and of the rest.
+        """Units of the observations, and orthonormal bases of the moved directions and the rest.
 
-        The projection on what actions move depends on the units: in a mixture of signals, wrong
-        units let others leak in, which shows as variance. Those with the least are taken.
+        The projection onto the moved directions depends on the units. If signals are mixed, wrong
+        units let the rest leak in, which raises the variance; the units with the lowest are used.
         """
         spread = self.observations.std(axis=0)
         spread = np.where(spread > 0, spread, 1.0)
@@ -131,14 +131,14 @@ class Frame:
 
     @functools.cached_property
     def _whitened(self) -> tuple[np.ndarray, np.ndarray]:
-        """Maps from observations to white coordinates: of what actions move, and of the rest."""
+        """Maps from observations to whitened coordinates of the moved directions and the rest."""
         units, moved, rest = self._directions
         centered = (self.observations - self.observations.mean(axis=0)) / units
         return tuple(whitening(centered, part) / units[:, None] for part in (moved, rest))
 
     @functools.cached_property
     def _scaled_rest(self) -> tuple[np.ndarray, np.ndarray]:
-        """The rest along the axes that matter most, `[observations, rest]`, and their scales."""
+        """The rest with its axes by importance, `[observations, rest]`, and the axes' scales."""
         moved, rest = self._whitened
         if rest.shape[1] == 0 or not self.complete:
             scale = REST_SCALE if moved.shape[1] else 1.0
@@ -210,7 +210,7 @@ class Frame:
         )
 
     def _readouts(self, chosen: np.ndarray, flat: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Maps between some features and standardised coordinates of what actions move in them.
+        """Maps between some features and standardised coordinates of their moved directions.
 
         Args:
             chosen: Positions of the features.

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 
 Arrays = dict[str, np.ndarray]
-TRANSITION = "transition."  # what the names of the arrays of a transition kept aside start with
+TRANSITION = "transition."  # prefix of the arrays of a transition outside the predictor
 Axes = dict[str, str]  # axes by the name of an array; an axis is a name, a number or a sum of them
 
 
@@ -70,7 +70,7 @@ _PROVENANCE = {"provenance.families": "runs 3", "provenance.observations": "rows
 
 
 def part_prefix(number: int) -> str:
-    """What the names of the arrays of one part of a stack start with."""
+    """Prefix of the names of the arrays of one part of a stack."""
     return f"part.{number}."
 
 
@@ -82,8 +82,8 @@ def arrays_under(prefix: str, arrays: Mapping[str, np.ndarray]) -> Arrays:
 def current_arrays(arrays: Mapping[str, np.ndarray]) -> Arrays:
     """The arrays of a saved model, with those of an unrolled model of version 0.2 renamed.
 
-    There, an action had an embedding, which is its row of a matrix that is applied to indicator
-    vectors, and the basis was kept apart from the scales of the coordinates.
+    That version gave each action an embedding, which equals a matrix applied to indicator vectors,
+    and stored the basis and the scales of the coordinates separately.
     """
     current = dict(arrays)
     if not {"network.embedding", "scales", "basis"} <= set(current):
@@ -150,7 +150,7 @@ def _check_all(arrays: Mapping[str, np.ndarray], axes: Axes, known: dict[str, in
 
 
 def _expected(kind: str, arrays: Mapping[str, np.ndarray]) -> Axes:
-    """Axes of all arrays of the predictor that has some of these."""
+    """Axes of all arrays that the predictor must have; its type follows from the arrays given."""
     if "network.decoder.weight" in arrays:
         return _DIRECT | (_CONTROLS if "controls" in arrays else _EMBEDDING)
     if "waves.weights" in arrays:
@@ -193,7 +193,7 @@ def _check_numbers(name: str, arrays: Mapping[str, np.ndarray], num_actions: int
         whole, least = True, 2
     elif name in _PROVENANCE or name == "sizes":
         whole, least = True, 0 if name == "sizes" else -np.inf
-    elif name == "continuations":  # actions, or uniform numbers from which a behaviour draws them
+    elif name == "continuations":  # actions, or uniform numbers that determine them
         whole = "behaviour.layers.0.weight" not in arrays
         least, most = 0, num_actions - 1 if whole else 1
     if (

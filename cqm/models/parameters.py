@@ -89,7 +89,7 @@ def json_values(params: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _current_effect_params(params: dict[str, Any]) -> dict[str, Any]:
-    """The settings of an effect model of version 0.2 in today's words."""
+    """The settings of an effect model of version 0.2, translated to the current names."""
     method = params.pop("method")
     params.pop("patience", None)
     if method != "auto":

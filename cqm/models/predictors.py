@@ -148,7 +148,7 @@ def check_draws(draws: int, horizon: int, num_actions: int, width: int) -> None:
 class UnrolledPredictor:
     """A transition network, unrolled under fresh continuations and noise and averaged over them.
 
-    The later actions are drawn from a known law, or chosen by an estimated behaviour policy.
+    The later actions are drawn from a known distribution, or chosen by an estimated policy.
     """
 
     inputs: Coordinates
@@ -206,7 +206,7 @@ class StackedPredictor:
     weights: np.ndarray  # [parts], positive, with sum 1
 
     def __call__(self, observations: np.ndarray) -> np.ndarray:
-        """Effects, `[members, n, actions, features]`; parts without members count for each."""
+        """Effects, `[members, n, actions, features]`; single-member parts are repeated."""
         predicted = [part(observations) for part in self.parts]
         members = max(len(effects) for effects in predicted)
         return sum(

@@ -39,10 +39,10 @@ class Scorer:
         needed = {"inputs.shift", "inputs.matrix", "basis"}
         kinds = ("waves.weights", "network.decoder.weight", "network.last.weight")
         if not needed <= set(first) or not any(name in first for name in kinds):
+            missing = sorted(needed - set(first)) or f"one of {list(kinds)}"
             raise ValueError(
-                "arrays must be those of a saved EffectModel; "
-                f"{sorted(needed - set(first)) or kinds} are missing; use Scorer.load or "
-                "model.to_numpy"
+                f"arrays must be those of a saved EffectModel; missing: {missing}; use Scorer.load "
+                "or model.to_numpy"
             )
         as_reference(reference, np.empty((_num_actions(first), 1)))
         self.reference = reference
@@ -125,7 +125,7 @@ def _regression(arrays: Arrays, inputs: np.ndarray) -> np.ndarray:
 
 
 def _member(arrays: Arrays, number: int) -> Arrays:
-    """The arrays with those of one network instead of all."""
+    """The arrays, with only one member's network."""
     return {n: v[number] if n.startswith("network.") else v for n, v in arrays.items()}
 
 
@@ -192,7 +192,7 @@ def _unrolled(arrays: Arrays, inputs: np.ndarray) -> np.ndarray:
 def _behaviour(
     arrays: Arrays, state: np.ndarray, context: np.ndarray, drawn: np.ndarray
 ) -> np.ndarray:
-    """Actions that an estimated policy takes, drawn with uniform numbers `[draws]`."""
+    """Actions of the estimated policy, determined by uniform random numbers `[draws]`."""
     context = np.broadcast_to(context[:, None, None], (*state.shape[:-1], context.shape[-1]))
     x = np.concatenate([state, context], axis=-1)
     for i in range(3):

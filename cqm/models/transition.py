@@ -1,4 +1,4 @@
-"""Effects by unrolling: a transition network rolled forward under the inputs of each label.
+"""Effects by unrolling a transition network under the later actions and noise of each label.
 
 What makes a label noisy is known in training: the later actions and, in a world whose noise is a
 signal, the path of that signal. Given both, the outcome of a branch is a deterministic function of
@@ -7,8 +7,8 @@ all steps, so every step of every branch is a training example. The effect of an
 over fresh continuations and fresh noise.
 
 The coordinates of a step are its *state*, which the next step starts from, followed by the
-*readouts*: features that later steps do not depend on, such as a reward. Of the state, the first
-coordinates are those that actions move; the others are carried along because they shape effects.
+*readouts*: features that later steps do not depend on, such as a reward. The state starts with the
+coordinates that actions move; the others are carried along because they shape effects.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class Transition(eqx.Module):
         return jnp.concatenate([moved, readouts], axis=-1)
 
     def observed(self, coordinates: Array) -> Array:
-        """The coordinates that data show; of a latent state, only the outputs."""
+        """The coordinates that can be compared with data; for a latent state, only the outputs."""
         return coordinates if self.lift is None else self.outputs(coordinates)
 
     def effects(
@@ -163,7 +163,7 @@ class Transition(eqx.Module):
             inputs: `[n, inputs]`; the network has no latent state.
             codes: The candidate actions as control vectors, `[actions, controls]`.
             behaviour: Logits of the actions, given the state and the context.
-            uniforms: Uniform numbers that the actions are drawn with, `[draws, horizon − 1]`.
+            uniforms: Uniform random numbers that determine the actions, `[draws, horizon − 1]`.
             noise: `[draws, horizon, noise]`, or None.
             discounts: `[horizon]`.
         """
@@ -195,7 +195,7 @@ class Transition(eqx.Module):
 
 
 def single_step_loss(model: Transition, batch: Mapping[str, Array], spread: Array) -> Array:
-    """Error of every single step from its true starting point, in units of a step's change.
+    """Error of single steps, each from the true state before it, in units of a typical change.
 
     It pretrains the network for unrolling, and is faster because steps are computed in parallel.
 
@@ -242,7 +242,7 @@ def all_branches(first: Any, later: Any) -> Array:
 def unrolled_loss(
     model: Transition, batch: Mapping[str, Array], discounts: Array, targets: Array
 ) -> Array:
-    """Error of the effects, in units of their size, plus a small weight on the features' error.
+    """Error of the effects, in units of their size, plus a small multiple of the features' error.
 
     Args:
         model: The network.

@@ -100,8 +100,8 @@ def test_ridge_is_chosen_in_a_smooth_world_and_the_comparison_is_shown(default):
         assert row.standard_error > 0
         assert 0 <= row.seconds < 600
         assert row.note == "chosen" if row.candidate == "ridge" else "error higher by" in row.note
-        shown = f"error {row.error:.4g} ± {row.standard_error:.2g}, {row.seconds:.0f} s, {row.note}"
-        assert f"candidate `{row.candidate}` on held-out families: {shown}" in card
+        shown = f"{row.error:.4g} ± {row.standard_error:.2g}, {row.seconds:.0f} s, {row.note}"
+        assert f"candidate `{row.candidate}`: held-out error {shown}" in card
         error = re.escape(f"{row.error:.3g} ± {row.standard_error:.2g}")
         lines = [line for line in said if line.startswith(f"{row.candidate}: error ")]
         assert len(lines) == 1
@@ -222,12 +222,12 @@ def test_a_candidate_that_diverges_is_left_out_with_its_reason(smooth):
 def test_without_time_for_networks_there_is_a_model_that_says_so(smooth, capsys):
     model = EffectModel(budget="0.001s", width=8).fit(smooth, show_progress=True)
     assert model.method_ == "ridge"
-    left_out = "left out: the budget has no time for it"
+    left_out = "left out: the budget is too short"
     assert notes(model)["direct"] == notes(model)["unrolled"] == left_out
     assert model.updates_ == {}
     said = capsys.readouterr().err.splitlines()
     for name in ("direct", "unrolled"):
-        assert f"candidate `{name}` on held-out families: 0 s, {left_out}" in model.summary()
+        assert f"candidate `{name}`: 0 s, {left_out}" in model.summary()
         assert f"{name}: {left_out}" in said
     with pytest.raises(ValueError, match=f"no candidate can be fitted: direct {left_out}"):
         EffectModel(candidates="direct", budget="0.001s").fit(smooth)

@@ -312,9 +312,9 @@ def test_certificates_hold_on_other_states(unrolled, world, held_out):
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"candidates": "magic"}, "candidates must be different names from .*; got 'magic'"),
-        ({"candidates": ()}, r"candidates must be different names from .*; got \(\)"),
-        ({"candidates": ("ridge", "ridge")}, "candidates must be different names"),
+        ({"candidates": "magic"}, "candidates must be distinct names out of .*; got 'magic'"),
+        ({"candidates": ()}, r"candidates must be distinct names out of .*; got \(\)"),
+        ({"candidates": ("ridge", "ridge")}, "candidates must be distinct names"),
         ({"candidates": 3}, "candidates must be several names"),
         ({"budget": "soon"}, "budget must be a time such as '60s', '5min' or '2h'; got 'soon'"),
         ({"budget": "-5s"}, "budget must be a time such as"),

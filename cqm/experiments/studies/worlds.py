@@ -1,9 +1,9 @@
 """Many worlds: how the default effect model compares with each of its candidates.
 
 Every model learns from the same branches and is scored against the expected effects of the same
-test states. While it compares its candidates, the default fits them as they would be fitted alone,
-bit for bit, so only those that it did not fit that way are fitted again. A candidate that cannot be
-fitted on a world has no row.
+test states. The default model's comparison fits most candidates exactly as if each were fitted
+alone, so these fits are reused; the others, which learned from cleaned labels, are fitted again. A
+candidate that cannot be fitted on a world has no row.
 
     DIR/
       worlds-study.json                  settings, versions, commands, jobs, failures

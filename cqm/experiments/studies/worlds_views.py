@@ -1,4 +1,4 @@
-"""Table and verdict of the study of worlds: the default model beside each of its candidates."""
+"""Table and verdict of the study of worlds: the default model compared with its candidates."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def verdict(results: Results) -> str:
     same = sum(row["candidate"] == row["chosen"] for row in best)
     worlds = counted(len({world for world, _ in cases}), "world")
     return (
-        f"{worlds}, {counted(len(cases), 'case')} by number of training states. The default model "
-        f"is as good as the best single model, up to the allowance, in {good}, and chose that very "
-        f"model in {same}."
+        f"{worlds} in {counted(len(cases), 'case')}, one per number of training states. The "
+        f"default model is as good as the best single model, up to the allowance, in {good} of "
+        f"them, and chose exactly that model in {same}."
     )
 
 
@@ -76,9 +76,10 @@ def _errors(results: Results) -> Table:
         num_labels=1,
         section="worlds",
         legend="Excess error: squared error against the expected effects as a share of their "
-        "squared size, averaged over the features that actions move; 0 is perfect, 1 is predicting "
-        "no effect. Bold: the best single model. A dash: the candidate cannot be fitted there. "
-        "Noise floor: the lowest such share that any model of the state can reach on single draws. "
+        "squared size, averaged over the features that actions move; 0 is perfect, 1 is no better "
+        "than predicting no effect. Bold: the best single model. A dash: the candidate cannot be "
+        "fitted there. Noise floor: the lowest share that a model which sees only the state can "
+        "reach on single draws. "
         "Above the best: the default's error minus the best single model's, with the standard "
         "error of this difference over test states; bold if it exceeds the allowance, the largest "
         "of 5% of the best error, two standard errors and 0.001. Seconds: processor time of the "
