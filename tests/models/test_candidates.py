@@ -31,16 +31,21 @@ def world_in_units(units, **changes):
     return pushed_world(None, step=step, initial=start, **changes)
 
 
-@pytest.mark.parametrize("changes", [{}, {"exogenous": noise}], ids=["exact", "noisy"])
-@pytest.mark.parametrize("candidates", [*CANDIDATES, tuple(CANDIDATES)])
-def test_units_do_not_matter(candidates, changes):
+@pytest.mark.parametrize(
+    ("candidates", "noisy"),
+    [*((name, False) for name in CANDIDATES), ("unrolled", True), (tuple(CANDIDATES), True)],
+)
+def test_units_do_not_matter(candidates, noisy):
+    changes = {"exogenous": noise} if noisy else {}
+
     def effects(units):
         branches = cqm.collect(world_in_units(units, **changes), states=100, seed=1, **RECIPE)
-        model = EffectModel(candidates=candidates, **TINY).fit(branches)
+        validation = 0.0 if isinstance(candidates, str) else None
+        model = EffectModel(candidates=candidates, validation=validation, **TINY).fit(branches)
         return model.effect(branches.observations) / units
 
     expected = effects(np.ones(2))
-    for units in ([1024, 1024], [1 / 1024, 1 / 1024], [1024, 1 / 1024]):
+    for units in ([1024, 1024], [1 / 1024, 1]):
         found = effects(np.array(units))
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6 * np.abs(expected).max())
 
@@ -90,7 +95,7 @@ def test_a_transition_sees_a_signal_and_averages_over_observed_paths():
 
 def test_seeds_say_nothing_so_the_transition_does_not_see_them():
     branches = cqm.collect(SeedWorld(), states=100, seed=1, **RECIPE)
-    model = EffectModel(candidates="unrolled", **TINY).fit(branches)
+    model = EffectModel(candidates="unrolled", validation=0.0, **TINY).fit(branches)
     assert model.predictor_.noise is None
     assert model.predictor_.network.noise is None
 
@@ -107,10 +112,8 @@ def test_later_actions_of_a_policy_are_estimated():
     assert model.predictor_.behaviour is not None
     assert excess(model, held_out) < 0.1
     # The policy pushes back, so effects are smaller than under random later actions.
-    random = EffectModel(candidates="unrolled", **QUICK).fit(
-        cqm.collect(world, states=600, seed=1, **RECIPE)
-    )
-    assert excess(random, held_out) > 2 * excess(model, held_out)
+    random = cqm.collect(world, states=600, seed=1, **RECIPE)
+    assert excess(EffectModel(candidates="ridge").fit(random), held_out) > 0.2
 
 
 def test_a_policy_that_sees_what_the_features_lack_cannot_be_unrolled():
