@@ -539,7 +539,8 @@ def remove_partial(directory: str | Path) -> None:
     for path in [*Path(directory).glob(f".*{_TEMPORARY}"), Path(directory) / _LOCK]:
         with contextlib.suppress(OSError), open(path, "r+b") as file:
             if path.name == _LOCK:
-                own = _owner(path).endswith(f" on {platform.node()}") or not _owner(path)
+                owner = _owner(path)
+                own = not owner or owner.endswith(f" on {platform.node()}")
             else:
                 own = path.name.split(".")[-3:-2] == [_host()]
             age = time.time() - os.fstat(file.fileno()).st_mtime

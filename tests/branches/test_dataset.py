@@ -575,7 +575,7 @@ def test_older_sets_are_combined_with_newer_ones(old_first):
     assert combine([one, two]).noise_kind == "none"
     pair = [without_kind(one), two]
     combined = combine(pair if old_first else pair[::-1])
-    assert combined.noise_kind == "seeds"  # nobody knows whether the older one drew
+    assert combined.noise_kind == "seeds"  # the older set does not say whether it drew
     assert "drew" not in combined.array_names()
     assert len(combined.outcomes) == 40
     start = 20 if old_first else 0
