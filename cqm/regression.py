@@ -15,6 +15,7 @@ _PENALTIES = 10.0 ** np.arange(-6, 4)  # per row, for regressors of unit size
 _UNPENALISED = 1e3  # scale at which the penalty of a regressor becomes negligible
 _GRADIENT_ROWS = 500  # enough for the average over gradients
 _LEARNING_ROWS, _LEARNING_WAVES = 10_000, 512  # enough to learn which inputs matter
+_BLOCK_ROWS = 1_024  # rows whose regressors are in memory at once
 _SMALLEST_SCALE = 1e-4  # of a direction in which the function does not vary
 _SCALES = (1.0, 2.0, 4.0)  # frequencies, in radians over the overall spread of the inputs
 
@@ -180,6 +181,27 @@ def pair_products(inputs: np.ndarray) -> np.ndarray:
     """Products of all pairs of inputs, squares included, `[n, pairs]`."""
     i, j = np.triu_indices(inputs.shape[1])
     return inputs[:, i] * inputs[:, j]
+
+
+def predictions_in_blocks(
+    features: RandomFourierFeatures, weights: np.ndarray, inputs: np.ndarray
+) -> np.ndarray:
+    """What a regression on Fourier features predicts, `[n, actions, outputs]`.
+
+    Args:
+        features: The cosines.
+        weights: `[actions, regressors, outputs]`. If there are more regressors than features, the
+            others are the products of all pairs of inputs.
+        inputs: `[n, inputs]`.
+    """
+    blocks = []
+    for start in range(0, max(1, len(inputs)), _BLOCK_ROWS):
+        block = inputs[start : start + _BLOCK_ROWS]
+        regressors = features(block)
+        if weights.shape[1] > regressors.shape[1]:
+            regressors = np.concatenate([regressors, pair_products(block)], axis=1)
+        blocks.append(np.stack([regressors @ own for own in weights], axis=1))
+    return np.concatenate(blocks)
 
 
 def stretching(products: np.ndarray) -> np.ndarray:

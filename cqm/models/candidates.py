@@ -9,7 +9,8 @@ the others; training ends after the first cycle that does not help.
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping
+import functools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +32,7 @@ from cqm.models.predictors import (
 )
 from cqm.models.preprocessing import Coordinates, input_coordinates, output_basis
 from cqm.models.stream import open_source
-from cqm.models.training import InMemory, MemberLossFn, Source, Training
+from cqm.models.training import Batch, InMemory, MemberLossFn, Objective, Source, Stage, Training
 from cqm.models.transition import (
     LATENT,
     Transition,
@@ -52,7 +53,6 @@ from cqm.regression import (
 if TYPE_CHECKING:
     from cqm.models.effect import EffectModel
 
-NAMES = ("constant", "ridge", "direct", "unrolled")
 UPDATES = 8_000
 """Default number of updates of a network."""
 TRAINING = Training(UPDATES, batch_size=16, learning_rate=1e-3, schedule="cosine")
@@ -96,6 +96,8 @@ class Candidate(abc.ABC):
     """One way to learn."""
 
     name: str
+    complexity: int
+    """Of candidates that are about equally good, the one with the lowest is chosen."""
 
     def __init__(self, task: Task):
         self.task, self.model = task, task.model
@@ -123,7 +125,7 @@ class ClosedForm(Candidate):
 class Constant(ClosedForm):
     """The same effects in every state: the mean."""
 
-    name = "constant"
+    name, complexity = "constant", 0
 
     def fit(self, families: Branches) -> Predictor:
         """Average the effects."""
@@ -146,7 +148,7 @@ class RidgeRegression(ClosedForm):
     leave-one-out error: a constant, the inputs, their products, or cosines of learned coordinates.
     """
 
-    name = "ridge"
+    name, complexity = "ridge", 1
 
     def fit(self, families: Branches) -> Predictor:
         """Fit every set of regressors and choose among them, output by output."""
@@ -213,7 +215,6 @@ class Trained(Candidate):
     def __init__(self, task: Task):
         super().__init__(task)
         self.settings = task.model._training_settings(TRAINING)
-        self._rows: Source | None = None
 
     @abc.abstractmethod
     def rows(self, part: Branches) -> dict[str, np.ndarray]:
@@ -231,9 +232,14 @@ class Trained(Candidate):
     def predictor(self, network: Any) -> Predictor:
         """The predictor with these networks."""
 
-    def first_stages(self, updates: int) -> list[tuple[str, MemberLossFn, Training]]:
+    def first_stages(self, updates: int) -> list[Stage]:
         """Training runs before the first cycle; `updates` is the total of all cycles."""
         return []
+
+    @functools.cached_property
+    def objective(self) -> Objective:
+        """The loss, compiled once for all cycles."""
+        return Objective(self.loss())
 
     def cycles(self) -> list[Training]:
         """Settings of the cycles; one if no families are held out."""
@@ -243,57 +249,90 @@ class Trained(Candidate):
         parts = [max(1, round(share * total)) for share in CYCLES]
         return [replace(self.settings, updates=num) for num in parts]
 
+    @functools.cached_property
+    def _rows(self) -> Source:
+        """Rows of all families, or a window that moves through them."""
+        return self._open(self.task.all_families)
+
+    def _open(self, families: Branches) -> Source:
+        seed = self.settings.seed
+        assert seed is not None
+        return open_source(families, self.rows, memory_gb=self.model.memory_gb, seed=seed)
+
     def source(self, *, everything: bool) -> Source:
         """Rows of the families to learn from, or of all of them."""
-        task, seed = self.task, self.settings.seed
-        assert seed is not None
-        memory = task.model.memory_gb
-        if self._rows is None:
-            self._rows = open_source(task.all_families, self.rows, memory_gb=memory, seed=seed)
-        if everything or len(task.families) == len(task.all_families):
+        families, num_all = self.task.families, len(self.task.all_families)
+        if everything or len(families) == num_all:
             return self._rows
         if isinstance(self._rows, InMemory):
-            per_family = len(next(iter(self._rows.arrays.values()))) // len(task.all_families)
-            num = per_family * len(task.families)
-            return InMemory({name: rows[:num] for name, rows in self._rows.arrays.items()})
-        return open_source(task.families, self.rows, memory_gb=memory, seed=seed)
+            per_family = len(next(iter(self._rows.arrays.values()))) // num_all
+            return replace(self._rows, num=per_family * len(families))
+        return self._open(families)
 
-    def train(self, network: Any, name: str, training: Training, *, everything: bool) -> Any:
-        """Train for one cycle."""
-        stages = [(f"{self.name}-{name}", self.loss(), training)]
-        return self._run(network, stages, everything=everything)
+    def sample(self) -> Batch:
+        """Rows to learn from, or the first window of them."""
+        source = self.source(everything=False)
+        return {name: rows[: source.num] for name, rows in source.window(0).items()}
 
-    def pretrain(self, network: Any, updates: int) -> Any:
+    def train(
+        self,
+        network: Any,
+        name: str,
+        training: Training,
+        *,
+        everything: bool,
+        later: Sequence[Training] = (),
+    ) -> Any:
+        """Train for one cycle; the expected time that is shown includes the later ones."""
+        stages: list[Stage] = [(f"{self.name}-{name}", self.objective, training)]
+        return self._run(network, stages, later, everything=everything)
+
+    def pretrain(self, network: Any, later: Sequence[Training]) -> Any:
         """Run the stages before the first cycle."""
-        return self._run(network, self.first_stages(updates), everything=False)
+        stages = self.first_stages(sum(training.updates for training in later))
+        return self._run(network, stages, later, everything=False)
 
-    def _run(self, network: Any, stages: list[Any], *, everything: bool) -> Any:
-        source = self.source(everything=everything)
-        return self.model._train(network, stages, source, self.task.digest, self.task.options)
+    def _run(
+        self, network: Any, stages: list[Stage], later: Sequence[Training], *, everything: bool
+    ) -> Any:
+        source, task = self.source(everything=everything), self.task
+        cycles = [("", self.objective, training) for training in later]
+        return task.model._train(network, stages, source, task.digest, task.options, cycles)
+
+
+@dataclass(frozen=True)
+class Maps:
+    """Coordinates in which a network learns."""
+
+    inputs: Coordinates
+    targets: np.ndarray  # [features, coordinates], from effects to coordinates
+    outputs: np.ndarray  # [features, coordinates], from coordinates to effects
 
 
 class Direct(Trained):
     """A network from state and action to effects, fitted to centred outcomes as in the paper."""
 
-    name = "direct"
+    name, complexity = "direct", 2
 
-    def __init__(self, task: Task):
-        super().__init__(task)
-        frame, conditioning = task.frame, self.model.conditioning
-        self.controls: np.ndarray | None = None
+    @functools.cached_property
+    def maps(self) -> Maps:
+        """The frame's coordinates, or those that the model's conditioning asks for."""
+        task, frame, conditioning = self.task, self.task.frame, self.model.conditioning
         if conditioning == "learned":
-            self.inputs, self.targets, self.outputs = frame.inputs, frame.targets, frame.outputs
-            self.controls = task.controls
-            return
+            return Maps(frame.inputs, frame.targets, frame.outputs)
         sample = task.families[:FAMILIES]
         effects = sample.effects() if frame.complete else center(sample.outcomes)
         basis = output_basis(conditioning, effects)
         size = float(np.sqrt(np.mean((effects @ basis) ** 2))) or 1.0
         moved = basis if task.families.features_are_next_observation else None
-        self.inputs = input_coordinates(
-            conditioning, task.families[:_RIDGE_FAMILIES].observations, moved
-        )
-        self.targets, self.outputs = basis / size, size * basis
+        observations = task.families[:_RIDGE_FAMILIES].observations
+        inputs = input_coordinates(conditioning, observations, moved)
+        return Maps(inputs, basis / size, size * basis)
+
+    @property
+    def controls(self) -> np.ndarray | None:
+        """Control vectors of the actions; None if the network embeds actions as in the paper."""
+        return self.task.controls if self.model.conditioning == "learned" else None
 
     def obstacle(self) -> str:
         """Always empty: the paper's network can learn from any families."""
@@ -302,7 +341,7 @@ class Direct(Trained):
     def rows(self, part: Branches) -> dict[str, np.ndarray]:
         """Inputs, arms and targets of each state."""
         return {
-            "inputs": np.asarray(self.inputs(part.observations), np.float32),
+            "inputs": np.asarray(self.maps.inputs(part.observations), np.float32),
             "arms": part.arms.astype(np.int32),
             "targets": np.concatenate([self._targets(piece) for piece in part.batches()]),
         }
@@ -314,19 +353,20 @@ class Direct(Trained):
             return source
         targets = source.arrays["targets"]
         known = center(corrections[: len(targets)], self.model.reference)
-        return InMemory({**source.arrays, "targets": targets - jnp.asarray(known, jnp.float32)})
+        cleaned = targets - jnp.asarray(known, jnp.float32)
+        return replace(source, arrays={**source.arrays, "targets": cleaned})
 
     def _targets(self, part: Branches) -> np.ndarray:
         if self.task.frame.complete:
             outcomes = part.effects(self.model.reference).mean(axis=1)
         else:
             outcomes = center(part.outcomes.mean(axis=1))
-        return np.asarray(outcomes @ self.targets, np.float32)
+        return np.asarray(outcomes @ self.maps.targets, np.float32)
 
     def initial(self) -> Network:
         """The paper's network; its rank is that of the effects unless one is given."""
-        sizes = (self.inputs.matrix.shape[1], self.task.families.num_actions)
-        size, controls = self.targets.shape[1], self.controls
+        sizes = (self.maps.inputs.matrix.shape[1], self.task.families.num_actions)
+        size, controls = self.maps.targets.shape[1], self.controls
         return self.model._ensemble(
             lambda key: Network(
                 *sizes,
@@ -357,13 +397,13 @@ class Direct(Trained):
 
     def predictor(self, network: Any) -> Predictor:
         """The predictor that maps input coordinates to output coordinates by these networks."""
-        return DirectPredictor(self.inputs, self.outputs, network, self.controls)
+        return DirectPredictor(self.maps.inputs, self.maps.outputs, network, self.controls)
 
 
 class Unrolled(Trained):
     """A transition network, unrolled under the known later actions and noise."""
 
-    name = "unrolled"
+    name, complexity = "unrolled", 3
 
     def obstacle(self) -> str:
         """Needs step features and, under a policy, features that contain the observation."""
@@ -407,19 +447,23 @@ class Unrolled(Trained):
 
     def _standardised(self, noise: np.ndarray) -> np.ndarray:
         """Standardised noise, `[n, draws, horizon, noise]`, with the last axes flattened."""
-        if not hasattr(self, "_noise_units"):
-            sample = _flat_noise(self.task.families[:FAMILIES].noise)
-            spread = sample.std(axis=(0, 1, 2))
-            self._noise_units = sample.mean(axis=(0, 1, 2)), np.where(spread > 0, spread, 1.0)
         mean, spread = self._noise_units
         return (_flat_noise(noise) - mean) / spread
 
+    @functools.cached_property
+    def _noise_units(self) -> tuple[np.ndarray, np.ndarray]:
+        """Mean and standard deviation of the noise."""
+        sample = _flat_noise(self.task.families[:FAMILIES].noise)
+        spread = sample.std(axis=(0, 1, 2))
+        return sample.mean(axis=(0, 1, 2)), np.where(spread > 0, spread, 1.0)
+
     def initial(self) -> Transition:
         """A transition network for the frame's coordinates."""
-        frame, model = self.task.frame.steps, self.model
+        frame, model, families = self.task.frame.steps, self.model, self.task.families
+        check_draws(model.draws, families.recipe.horizon, families.num_actions, model.width)
         latent = frame.num_states == 0
         readouts = frame.steps.matrix.shape[1] - frame.num_states
-        num_noise = self._paths().shape[-1] if self.has_signal else 0
+        num_noise = self._paths.shape[-1] if self.has_signal else 0
         num_controls = self.task.controls.shape[1]
         return model._ensemble(
             lambda key: Transition(
@@ -435,6 +479,7 @@ class Unrolled(Trained):
             )
         )
 
+    @functools.cached_property
     def _paths(self) -> np.ndarray:
         """Observed paths of the noise to average over, `[draws, horizon, noise]`."""
         noise = self._standardised(self.task.families[:FAMILIES].noise)
@@ -444,12 +489,12 @@ class Unrolled(Trained):
         )
         return paths[chosen]
 
-    def first_stages(self, updates: int) -> list[tuple[str, MemberLossFn, Training]]:
+    def first_stages(self, updates: int) -> list[Stage]:
         """Training on single steps, if the features contain the observation."""
         size = self.task.frame.steps.num_states
         if size == 0:
             return []
-        spread = step_spread(self.source(everything=False).window(0), size)
+        spread = step_spread(self.sample(), size)
         loss: MemberLossFn = lambda member, batch: single_step_loss(member, batch, spread)
         return [("unrolled-steps", loss, replace(self.settings, updates=updates))]
 
@@ -464,14 +509,13 @@ class Unrolled(Trained):
         """The networks with the continuations and paths to average over."""
         frame, model, families = self.task.frame.steps, self.model, self.task.families
         recipe = families.recipe
-        check_draws(model.draws, recipe.horizon, families.num_actions, model.width)
         rng = np.random.default_rng(model.seed)
         uniforms = rng.random((model.draws, recipe.horizon - 1))
         behaviour = None
         if recipe.continuation.open_loop:
             uniforms = recipe.continuation.draw(uniforms, families.num_actions)
         else:
-            behaviour = self._behaviour()
+            behaviour = self._behaviour
         return UnrolledPredictor(
             frame.inputs,
             frame.outputs,
@@ -479,7 +523,7 @@ class Unrolled(Trained):
             self.task.controls,
             network,
             uniforms,
-            self._paths() if self.has_signal else None,
+            self._paths if self.has_signal else None,
             behaviour,
         )
 
@@ -528,18 +572,15 @@ class Unrolled(Trained):
         corrections = np.concatenate(parts)
         return corrections.reshape(-1, recipe.draws, *corrections.shape[1:]).mean(axis=1)
 
+    @functools.cached_property
     def _behaviour(self) -> Any:
-        """A classifier of the later actions, trained once."""
-        if not hasattr(self, "_classifier"):
-            rows = {**self.source(everything=False).window(0)}
-            table = jnp.asarray(self.task.controls, jnp.float32)
-            later = rows["controls"][..., 1:, None, :]
-            rows["actions"] = jnp.argmin(jnp.sum((later - table) ** 2, axis=-1), axis=-1)
-            size = self.task.frame.steps.num_states
-            self._classifier = fit_behaviour(
-                rows, size, len(table), self.model.seed, self.task.options
-            )
-        return self._classifier
+        """A classifier of the later actions."""
+        rows, table = self.sample(), jnp.asarray(self.task.controls, jnp.float32)
+        # The nearest control vector; all distances at once would take too much memory.
+        nearness = rows["controls"][..., 1:, :] @ table.T - jnp.sum(table**2, axis=1) / 2
+        rows["actions"] = jnp.argmax(nearness, axis=-1)
+        size = self.task.frame.steps.num_states
+        return fit_behaviour(rows, size, len(table), self.model.seed, self.task.options)
 
 
 @eqx.filter_jit

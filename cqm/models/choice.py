@@ -16,11 +16,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import jax
 import numpy as np
 
 from cqm.arguments import number
 from cqm.branches.dataset import Branches, combine
-from cqm.models.candidates import CANDIDATES, NAMES, Candidate, ClosedForm, Task, Trained, Unrolled
+from cqm.models.candidates import CANDIDATES, Candidate, ClosedForm, Task, Trained, Unrolled
 from cqm.models.frame import Frame
 from cqm.models.predictors import Predictor, StackedPredictor, UnrolledPredictor
 from cqm.models.training import Training, expected_seconds, train_members
@@ -40,6 +41,8 @@ _LEAST_WEIGHT = 0.05  # a candidate with less is not worth its time
 _SECONDS_PER_TRAINING = 2.5  # with other stages and predictions, relative to the cycles
 _FEWEST_UPDATES = 100  # a network that has time for fewer is left out
 _UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0}
+_FAILURES = (ValueError, MemoryError, jax.errors.JaxRuntimeError)  # of a single candidate
+_ROUNDING = 1e-12  # squared errors below it, in own units, are due to rounding
 
 
 @dataclass(frozen=True)
@@ -59,14 +62,12 @@ def seconds_of(budget: str | float) -> float:
     >>> seconds_of("5min"), seconds_of(90)
     (300.0, 90.0)
     """
-    found = (
-        re.fullmatch(r"\s*([0-9.]+)\s*(s|min|h)\s*", budget) if isinstance(budget, str) else None
-    )
-    if isinstance(budget, str) and (found is None or found[1].count(".") > 1):
+    if not isinstance(budget, str):
+        return number("budget", budget, above=0)
+    found = re.fullmatch(r"\s*([0-9]+\.?[0-9]*|\.[0-9]+)\s*(s|min|h)\s*", budget)
+    if found is None:
         raise ValueError(f"budget must be a time such as '60s', '5min' or '2h'; got {budget!r}")
-    if found:
-        return number("budget", float(found[1]), above=0) * _UNITS[found[2]]
-    return number("budget", budget, above=0)
+    return number("budget", float(found[1]), above=0) * _UNITS[found[2]]
 
 
 @dataclass
@@ -122,11 +123,11 @@ class Choice:
             held_out = round(float(share) * num)
         if len(self.model.names_of_candidates) > 1:
             held_out = max(held_out, 1)
-            if held_out >= num:
-                raise ValueError(
-                    f"there are too few families ({num}) to hold some out and compare candidates; "
-                    "collect more, or pass one candidate and validation=0"
-                )
+        if held_out >= num:
+            raise ValueError(
+                f"there are too few families ({num}) to hold some out and compare candidates; "
+                "collect more, or pass one candidate and validation=0"
+            )
         return held_out
 
     def predictor(self) -> Predictor:
@@ -165,7 +166,7 @@ class Choice:
         A network is scored after each cycle and keeps its best score, which is thus optimistic.
         """
         best = min(fitted, key=lambda attempt: attempt.score)
-        for attempt in sorted(fitted, key=lambda a: (NAMES.index(a.candidate.name), a.score)):
+        for attempt in sorted(fitted, key=lambda a: (a.candidate.complexity, a.score)):
             if attempt.errors is not None and best.errors is not None:
                 excess = attempt.errors - best.errors
                 if excess.mean() <= _standard_error(excess):
@@ -186,7 +187,7 @@ class Choice:
                 self._score(attempt, candidate.fit(self.task.families))
             elif isinstance(candidate, Trained):
                 self._train(attempt, candidate)
-        except (ValueError, np.linalg.LinAlgError) as error:
+        except _FAILURES as error:
             if len(self.model.names_of_candidates) == 1:
                 raise
             attempt.predictor = attempt.errors = None
@@ -247,7 +248,7 @@ class Choice:
         assert best.predicted is not None
         misses = frame.in_own_units(self._observed)
         misses = misses - frame.in_own_units(best.predicted, self.held_out.arms)
-        if not misses.any():
+        if np.mean(misses**2) < _ROUNDING:
             return False
         # The share of the explained noise to subtract is the one that leaves the least noise.
         share = float(np.clip(np.sum(own * misses) / max(np.sum(own**2), 1e-300), 0, 1))
@@ -272,11 +273,13 @@ class Choice:
         cycles = self._planned(candidate, network)
         if not cycles:
             attempt.note = "left out: the budget is too short"
+            if self.budget is None:
+                attempt.note = "left out: updates has none for it"
             return
-        network = candidate.pretrain(network, sum(training.updates for training in cycles))
+        network, everything = candidate.pretrain(network, cycles), self.held_out is None
         for i, training in enumerate(cycles, start=1):
-            before = network
-            network = candidate.train(before, str(i), training, everything=self.held_out is None)
+            before, later = network, cycles[i:]
+            network = candidate.train(before, str(i), training, everything=everything, later=later)
             if not self._score(attempt, candidate.predictor(network)):
                 break
             attempt.before, attempt.cycle = before, training
@@ -297,9 +300,9 @@ class Choice:
             return []
         total = replace(candidate.settings, updates=sum(cycle.updates for cycle in cycles))
         source, started = candidate.source(everything=False), time.monotonic()
-        seconds = expected_seconds(train_members, network, candidate.loss(), source, total)
-        compiling = time.monotonic() - started  # which every cycle does again
-        left = self._seconds_left() - (len(cycles) + 1) * compiling
+        seconds = expected_seconds(train_members, network, candidate.objective, source, total)
+        compiling = time.monotonic() - started
+        left = self._seconds_left() - compiling  # the stages before the first cycle compile again
         share = min(1.0, left / (_SECONDS_PER_TRAINING * max(seconds, 1e-9)))
         if share < 1 and share * total.updates < _FEWEST_UPDATES:
             return []
@@ -346,7 +349,7 @@ class Choice:
         if not attempt.refitted:
             try:
                 attempt.predictor = self._refit(attempt)
-            except (ValueError, np.linalg.LinAlgError) as error:
+            except _FAILURES as error:
                 text = f"{attempt.name} did not learn from the held-out families: {error}"
                 self.model.notes_.append(text)
                 warnings.warn(text, stacklevel=7)
@@ -388,7 +391,7 @@ class Choice:
         if weights is not None:
             error, spread = float(self.together.mean()), _standard_error(self.together)
             rows.append(Comparison("stack", error, spread, 0.0, "chosen"))
-        if not isinstance(chosen[-1].candidate, Trained):
+        if not any(isinstance(attempt.candidate, Trained) for attempt in chosen):
             model.losses_ = np.empty(0)
         model.comparison_ = tuple(rows)
 

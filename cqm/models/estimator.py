@@ -50,8 +50,8 @@ from cqm.models.parameters import Parameters, json_values, read_params
 from cqm.models.predictors import Predictor, restore_predictor
 from cqm.models.provenance import Provenance
 from cqm.models.training import (
-    MemberLossFn,
     Source,
+    Stage,
     Training,
     expected_seconds,
     stacked_members,
@@ -177,36 +177,38 @@ class Estimator(Parameters, abc.ABC):
     def _train(
         self,
         networks: Network,
-        stages: Sequence[tuple[str, MemberLossFn, Training]],
+        stages: Sequence[Stage],
         source: Source | Mapping[str, Any],
         data_digest: str,
         options: Mapping[str, Any],
+        later: Sequence[Stage] = (),
     ) -> Network:
-        """Train all members side by side, stage by stage, and record how it went."""
+        """Train all members side by side, stage by stage, and record how it went.
 
-        def seconds(stages: Sequence[tuple[str, MemberLossFn, Training]]) -> float:
+        The `later` stages are not run here; the expected time that is shown includes them.
+        """
+
+        def seconds(stages: Sequence[Stage]) -> float:
             return sum(
-                expected_seconds(train_members, networks, loss_fn, source, training)
-                for _, loss_fn, training in stages
+                expected_seconds(train_members, networks, loss, source, training)
+                for _, loss, training in stages
             )
 
-        for i, (name, loss_fn, training) in enumerate(stages):
+        for i, (name, loss, training) in enumerate(stages):
             trained = train_members(
                 networks,
-                loss_fn,
+                loss,
                 source,
                 training,
                 name=name,
                 identity=self._identity(data_digest),
                 defaults=self._identity_defaults(),
-                later_fn=functools.partial(seconds, stages[i + 1 :]),
+                later_fn=functools.partial(seconds, [*stages[i + 1 :], *later]),
                 **options,
             )
             networks, self.losses_ = trained.model, trained.losses
-            record = {**dataclasses.asdict(training), "updates_made": trained.updates}
+            record = {**dataclasses.asdict(training), "updates_made": training.updates}
             record["batch_size"] *= int(self.members)
-            if trained.validation_losses.size:
-                record["validation_loss"] = float(trained.validation_losses.min())
             self.training_[name] = record
         return networks
 

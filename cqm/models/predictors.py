@@ -22,7 +22,7 @@ from cqm.models.network import Classifier, Network, named_arrays, with_arrays
 from cqm.models.preprocessing import Coordinates
 from cqm.models.transition import Transition
 from cqm.quotient import center
-from cqm.regression import RandomFourierFeatures, Table, pair_products
+from cqm.regression import RandomFourierFeatures, Table, predictions_in_blocks
 
 _UNROLLED_ROWS = 32  # states that are unrolled at once, each with all actions and continuations
 
@@ -85,15 +85,11 @@ class FourierPredictor:
 
     def __call__(self, observations: np.ndarray) -> np.ndarray:
         """Effects, `[members, n, actions, features]`."""
-        inputs = self.inputs(observations)
-        parts = []
-        for frequencies, phases, weights in zip(
-            self.frequencies, self.phases, self.weights, strict=True
-        ):
-            regressors = RandomFourierFeatures(frequencies, phases)(inputs)
-            if weights.shape[1] > regressors.shape[1]:
-                regressors = np.concatenate([regressors, pair_products(inputs)], axis=1)
-            parts.append(np.stack([regressors @ own for own in weights], axis=1))
+        inputs, members = self.inputs(observations), (self.frequencies, self.phases, self.weights)
+        parts = [
+            predictions_in_blocks(RandomFourierFeatures(frequencies, phases), weights, inputs)
+            for frequencies, phases, weights in zip(*members, strict=True)
+        ]
         return np.stack(parts) @ self.basis.T
 
     def arrays(self) -> Arrays:

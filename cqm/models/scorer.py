@@ -13,7 +13,7 @@ from cqm.models.files import read_model
 from cqm.models.layout import Arrays, arrays_under, current_arrays, part_prefix
 from cqm.observations import as_observations
 from cqm.quotient import Reference, as_reference, center
-from cqm.regression import RandomFourierFeatures, pair_products
+from cqm.regression import RandomFourierFeatures, predictions_in_blocks
 
 _ROWS = 32  # states per block, each with all its actions and continuations
 
@@ -118,10 +118,7 @@ def _regression(arrays: Arrays, inputs: np.ndarray) -> np.ndarray:
     (frequencies,), (phases,), (weights,) = (
         arrays[f"waves.{name}"] for name in ("frequencies", "phases", "weights")
     )
-    regressors = RandomFourierFeatures(frequencies, phases)(inputs)
-    if weights.shape[1] > regressors.shape[1]:
-        regressors = np.concatenate([regressors, pair_products(inputs)], axis=1)
-    return np.einsum("nr,ark->nak", regressors, weights, optimize=True)
+    return predictions_in_blocks(RandomFourierFeatures(frequencies, phases), weights, inputs)
 
 
 def _member(arrays: Arrays, number: int) -> Arrays:

@@ -208,7 +208,7 @@ def single_step_loss(model: Transition, batch: Mapping[str, Array], spread: Arra
     _, fixed = model.start(batch["inputs"])
     noise = batch["noise"][:, None] if "noise" in batch else None
     reached = model.step(before_steps(batch, size), fixed[:, None, None], batch["controls"], noise)
-    return jnp.mean(((reached - batch["steps"]) / spread) ** 2)
+    return _mean_square((reached - batch["steps"]) / spread)
 
 
 def step_spread(rows: Mapping[str, Any], num_states: int) -> Array:
@@ -259,4 +259,9 @@ def unrolled_loss(
     absolute = model.observed(predicted) - target
     relevant = absolute if model.lift is not None else model.outputs(absolute)
     difference = jnp.tensordot(discounts, relevant, 1) @ targets
-    return jnp.mean(center(difference) ** 2) + _ABSOLUTE_WEIGHT * jnp.mean(absolute**2)
+    return _mean_square(center(difference)) + _ABSOLUTE_WEIGHT * _mean_square(absolute)
+
+
+def _mean_square(values: Array) -> Array:
+    """Zero if there are no values, as in a world in which actions change nothing."""
+    return jnp.sum(values**2) / max(1, values.size)
