@@ -248,7 +248,7 @@ class Choice:
         assert best.predicted is not None
         misses = frame.in_own_units(self._observed)
         misses = misses - frame.in_own_units(best.predicted, self.held_out.arms)
-        if np.mean(misses**2) < _ROUNDING:
+        if np.sum(misses**2) <= _ROUNDING * misses.size:  # also if no action moves anything
             return False
         # The share of the explained noise to subtract is the one that leaves the least noise.
         share = float(np.clip(np.sum(own * misses) / max(np.sum(own**2), 1e-300), 0, 1))

@@ -1,7 +1,6 @@
 """The study of worlds with made-up models; the last test fits the real ones."""
 
 import csv
-import inspect
 import math
 from dataclasses import dataclass, replace
 
@@ -13,12 +12,12 @@ from cqm import storage
 from cqm.cli import main
 from cqm.experiments import report, runner, studies, zoo
 from cqm.experiments.records import review
-from cqm.experiments.results import COLUMNS, load
+from cqm.experiments.results import COLUMNS
 from cqm.experiments.studies import worlds
 from cqm.experiments.studies.worlds import PRESETS, WORLDS, WorldsProtocol, WorldsStudy
-from cqm.models.effect import EffectModel
+from cqm.quotient import center
 
-SHARES = {"constant": 0.0, "ridge": 0.9, "direct": 0.5, "paper": 0.4}
+SHARES = {"default": 0.5, "constant": 0.0, "ridge": 0.9, "direct": 0.5, "paper": 0.4}
 
 
 @dataclass(frozen=True)
@@ -32,33 +31,60 @@ class Candidate:
     note: str = ""
 
 
+ROWS = (
+    Candidate("constant", 1.0),
+    Candidate("ridge", 0.2),
+    Candidate("direct", 0.1),
+    Candidate("unrolled", math.nan, math.nan, note="needs per_step=True"),
+)
+
+
 class Model:
     """Predicts a share of the clock's effects, which are linear in the action."""
 
-    method_ = "direct"
-    comparison_ = (
-        Candidate("constant", 1.0),
-        Candidate("ridge", 0.2),
-        Candidate("direct", 0.1),
-        Candidate("unrolled", math.nan, math.nan, note="needs per_step=True"),
-    )
-
     def __init__(self, name, branches):
         self.mean = branches.effects().mean(axis=(0, 1))
-        self.share = SHARES[self.method_ if name == "default" else name]
+        self.share = SHARES[name]
 
     def effect(self, observations):
         return np.broadcast_to(self.share * self.mean, (len(observations), *self.mean.shape))
 
 
+class Default(worlds._Studied):
+    """Chooses the direct network, and can tell what each candidate is alone."""
+
+    def __init__(self, branches, reused):
+        self.branches, self.reused, self.method_, self.comparison_ = (
+            branches,
+            reused,
+            "direct",
+            ROWS,
+        )
+
+    def effect(self, observations):
+        return Model("default", self.branches).effect(observations)
+
+    def alone(self, name):
+        self.reused.append(name)
+        model = Model(name, self.branches)
+        # A shift that all actions share is no effect.
+        return lambda observations: 5.0 + model.effect(observations)[None], 3.0
+
+
 @pytest.fixture
-def fitted(monkeypatch):
+def reused():
+    """Names of the candidates of the default model that were used so far."""
+    return []
+
+
+@pytest.fixture
+def fitted(reused, monkeypatch):
     """Names and numbers of states of the fits made so far, with made-up models in this process."""
     fits = []
 
     def fit(name, branches, protocol):
         fits.append((name, len(branches)))
-        return Model(name, branches)
+        return Default(branches, reused) if name == "default" else Model(name, branches)
 
     def run(work_fn, tasks, cores, started_fn, inherited):
         for task in tasks:
@@ -77,23 +103,41 @@ def fitted(monkeypatch):
 RUN = ["reproduce", "--study", "worlds", "--preset", "smoke", "--out"]
 
 
-def test_a_row_per_model_and_the_chosen_one_is_not_fitted_again(fitted, tmp_path):
+def test_a_row_per_model_and_candidates_of_the_default_are_not_fitted_again(
+    fitted, reused, tmp_path
+):
     rows = worlds.study_world("clock", states=128, protocol=PRESETS["smoke"], directory=tmp_path)
     assert [row["candidate"] for row in rows] == ["default", "constant", "ridge", "direct", "paper"]
-    assert fitted == [(name, 128) for name in ("default", "constant", "ridge", "paper")]
-    default, constant, ridge, direct, _ = rows
-    scores = ("own_error", "own_error_se", "pooled_error", "pooled_error_se")
-    assert [direct[key] for key in scores] == [default[key] for key in scores]
-    assert (direct["difference"], direct["difference_se"], direct["within"]) == (0.0, 0.0, 1)
-    assert direct["seconds"] is None
+    assert fitted == [("default", 128), ("paper", 128)]
+    assert reused == ["constant", "ridge", "direct"]
+    default, constant, ridge, direct, paper = rows
+    for key in ("own_error", "own_error_se", "pooled_error", "pooled_error_se"):
+        assert direct[key] == pytest.approx(default[key])
+    assert (direct["difference"], direct["within"]) == (pytest.approx(0, abs=1e-12), 1)
+    assert constant["seconds"] == ridge["seconds"] == direct["seconds"] == 3
     assert default["seconds"] > 0
+    assert paper["seconds"] > 0
     assert constant["own_error"] == pytest.approx(1.0)
     assert constant["difference"] == pytest.approx(default["own_error"] - 1)
     assert ridge["own_error"] < default["own_error"]  # so another candidate should have been chosen
     assert ridge["difference"] > ridge["allowance"]
     assert (ridge["within"], constant["within"]) == (0, 1)
     assert (ridge["selection_error"], ridge["selection_seconds"]) == (0.2, 2.0)
+    assert (paper["selection_error"], paper["selection_seconds"]) == (None, None)
     assert (default["features"], default["moved"], default["chosen"]) == (3, 1, "direct")
+
+
+def test_a_candidate_that_learned_from_cleaned_labels_is_fitted_again(
+    fitted, reused, tmp_path, monkeypatch
+):
+    """Alone, it would not have had them; ridge was fitted before labels were cleaned, too."""
+    cleaned = tuple(Candidate(f"{name} on cleaned labels", 0.1) for name in ("ridge", "direct"))
+    stack = Candidate("stack", 0.1)
+    monkeypatch.setitem(globals(), "ROWS", (*ROWS[:2], *cleaned, ROWS[3], stack))
+    rows = worlds.study_world("clock", states=128, protocol=PRESETS["smoke"], directory=tmp_path)
+    assert [row["candidate"] for row in rows] == ["default", "constant", "ridge", "direct", "paper"]
+    assert fitted == [("default", 128), ("direct", 128), ("paper", 128)]
+    assert reused == ["constant", "ridge"]
 
 
 def test_the_best_error_and_the_paired_difference_make_the_allowance(fitted, tmp_path):
@@ -108,12 +152,12 @@ def test_the_best_error_and_the_paired_difference_make_the_allowance(fitted, tmp
 
 
 def test_a_prediction_that_overflows_has_no_error(fitted, tmp_path, monkeypatch):
-    monkeypatch.setitem(SHARES, "ridge", math.inf)
+    monkeypatch.setitem(SHARES, "paper", math.inf)
     rows = worlds.study_world("clock", states=128, protocol=PRESETS["smoke"], directory=tmp_path)
-    ridge = rows[2]
-    assert (ridge["own_error"], ridge["pooled_error"], ridge["difference"]) == (None, None, None)
-    assert ridge["within"] == 1
-    monkeypatch.setitem(SHARES, "direct", math.nan)
+    paper = rows[4]
+    assert (paper["own_error"], paper["pooled_error"], paper["difference"]) == (None, None, None)
+    assert paper["within"] == 1
+    monkeypatch.setitem(SHARES, "default", math.nan)
     rows = worlds.study_world("clock", states=128, protocol=PRESETS["smoke"], directory=tmp_path)
     assert {row["within"] for row in rows} == {0}
 
@@ -242,19 +286,24 @@ def test_sizes_can_be_chosen():
     assert WorldsStudy(protocol).jobs() == [{"world": "clock", "states": 2_000}]
 
 
-@pytest.mark.skipif(
-    "candidates" not in inspect.signature(EffectModel).parameters,
-    reason="needs a default model that compares candidates",
-)
-def test_the_default_is_its_chosen_candidate_bit_for_bit(tmp_path):
-    assert main([*RUN, str(tmp_path), "--worlds", "clock"]) == 0
-    rows = {row["candidate"]: row for row in load(tmp_path).worlds}
-    chosen = rows["default"]["chosen"]
-    branches, test = (
-        cqm.Branches.open(tmp_path / "worlds" / "branches" / "clock" / name)
-        for name in ("training-128", "test")
-    )
-    alone = worlds.fit_model(chosen, branches, PRESETS["smoke"])
-    default = worlds.fit_model("default", branches, PRESETS["smoke"])
-    np.testing.assert_array_equal(*(m.effect(test.observations) for m in (alone, default)))
-    assert rows[chosen]["own_error"] == rows["default"]["own_error"]
+def test_candidates_of_the_default_are_what_they_are_alone_bit_for_bit(tmp_path, monkeypatch):
+    protocol = replace(PRESETS["smoke"], updates=2, horizon=3, test_states=8)
+    fit, models = worlds.fit_model, {}
+
+    def fit_and_keep(name, branches, protocol):
+        models[name] = fit("constant" if name == "paper" else name, branches, protocol)
+        return models[name]
+
+    monkeypatch.setattr(worlds, "fit_model", fit_and_keep)
+    rows = worlds.study_world("clock", states=64, protocol=protocol, directory=tmp_path)
+    assert list(models) == ["default", "paper"]
+    errors = {row["candidate"]: row["own_error"] for row in rows}
+    assert list(errors) == ["default", "constant", "ridge", "unrolled", "direct", "paper"]
+    assert errors[models["default"].method_] == errors["default"]
+    branches, test = (cqm.Branches.open(tmp_path / name) for name in ("training-64", "test"))
+    for name in ("constant", "ridge", "unrolled", "direct"):
+        predictor, seconds = models["default"].alone(name)
+        assert seconds > 0
+        alone = fit(name, branches, protocol).effect(test.observations)
+        found = center(predictor(test.observations).mean(axis=0))
+        np.testing.assert_array_equal(found, alone)

@@ -11,6 +11,7 @@ from support.worlds import pushed_world
 
 import cqm
 from cqm.models import choice
+from cqm.models.candidates import CANDIDATES
 from cqm.models.effect import EffectModel
 from cqm.models.predictors import StackedPredictor
 from cqm.models.training import Training
@@ -23,6 +24,12 @@ DIVERGING = Training(updates=1, batch_size=16, learning_rate=1e38, clip=1e30)
 NETWORK = {
     "width": 16,
     "training": Training(updates=300, batch_size=16, learning_rate=5e-3, schedule="cosine"),
+}
+# Briefly trained, and compared on many families.
+STACKED = {
+    "width": 16,
+    "training": Training(updates=300, batch_size=32, learning_rate=1e-2, schedule="cosine"),
+    "validation": 0.5,
 }
 FILES = ("model.json", "model.safetensors", "README.md")
 
@@ -64,9 +71,25 @@ def default(smooth):
 
 
 @pytest.fixture(scope="module")
-def stacked(hard):
+def mixed():
+    """A smooth effect, which suits a regression, and one with a jump, which suits a network."""
+
+    def step(state, action, noise):
+        after = state.copy()
+        after[:, 0] += action[:, 0] * np.sin(2 * state[:, 2])
+        after[:, 1] += action[:, 0] * np.sign(state[:, 3])
+        return after
+
+    world = pushed_world(None, size=4, step=step)
+    return collected(world, states=800, horizon=1, per_step=False)
+
+
+@pytest.fixture(scope="module")
+def stacked(mixed):
     """A regression and a network whose mean is clearly better than each."""
-    return EffectModel(candidates=("ridge", "direct"), **NETWORK).fit(hard)
+    model = EffectModel(candidates=("ridge", "direct"), **STACKED).fit(mixed)
+    assert model.method_ == "stack"
+    return model
 
 
 def notes(model):
@@ -157,43 +180,50 @@ def test_a_network_that_is_chosen_is_what_it_is_alone(hard):
     np.testing.assert_array_equal(alone.effect(hard.observations), model.effect(hard.observations))
 
 
-def test_a_stack_is_the_weighted_mean_of_its_candidates(stacked, hard):
-    model = stacked
-    assert model.method_ == "stack"
+def test_a_stack_is_the_weighted_mean_of_its_candidates(stacked, mixed):
+    model, observations = stacked, mixed.observations
     assert isinstance(model.predictor_, StackedPredictor)
     weights = model.predictor_.weights
-    assert (weights > 0).all()
+    assert (weights > 0.2).all()
     assert weights.sum() == pytest.approx(1, abs=1e-9)
-    assert [row.note for row in model.comparison_] == [
-        f"chosen, with weight {weight:.2f}" for weight in weights
-    ]
-    alone = [EffectModel(candidates=name, **NETWORK).fit(hard) for name in ("ridge", "direct")]
-    effects = [each.effect(hard.observations) for each in alone]
+    names = ("ridge", "direct")
+    alone = [EffectModel(candidates=name, **STACKED).fit(mixed) for name in names]
+    effects = [each.effect(observations) for each in alone]
     for part, own in zip(model.predictor_.parts, alone, strict=True):
-        np.testing.assert_array_equal(part(hard.observations), own.predictor_(hard.observations))
+        np.testing.assert_array_equal(part(observations), own.predictor_(observations))
     expected = weights[0] * effects[0] + weights[1] * effects[1]
     size = np.abs(expected).max()
-    np.testing.assert_allclose(model.effect(hard.observations), expected, atol=1e-12 * size)
+    np.testing.assert_allclose(model.effect(observations), expected, atol=1e-12 * size)
 
 
-def test_a_stack_is_saved_loaded_and_scored(stacked, hard, tmp_path):
-    model = stacked
-    effects = model.effect(hard.observations)
+def test_the_comparison_shows_the_weights_of_a_stack_and_its_own_error(stacked):
+    *parts, stack = stacked.comparison_
+    assert [(row.candidate, row.note) for row in parts] == [
+        (name, f"in the stack, weight {weight:.2f}")
+        for name, weight in zip(("ridge", "direct"), stacked.predictor_.weights, strict=True)
+    ]
+    assert (stack.candidate, stack.note, stack.seconds) == ("stack", "chosen", 0)
+    assert stack.error < 0.9 * min(row.error for row in parts)
+    assert 0 < stack.standard_error < stack.error
+    assert f"candidate `stack`: held-out error {stack.error:.4g} ± " in stacked.summary()
+
+
+def test_a_stack_is_saved_loaded_and_scored(stacked, mixed, tmp_path):
+    model, observations = stacked, mixed.observations[:300]
+    effects = model.effect(observations)
+    size = np.abs(effects).max()
     model.save(tmp_path)
-    np.testing.assert_array_equal(EffectModel.load(tmp_path).effect(hard.observations), effects)
+    loaded = EffectModel.load(tmp_path)
+    np.testing.assert_array_equal(loaded.effect(observations), effects)
+    assert (loaded.method_, loaded.comparison_[-1].note) == ("stack", "chosen")
     for scorer in (model.to_numpy(), cqm.Scorer.load(tmp_path)):
-        np.testing.assert_allclose(
-            scorer.effect(hard.observations), effects, rtol=0, atol=1e-5 * np.abs(effects).max()
-        )
+        np.testing.assert_allclose(scorer.effect(observations), effects, rtol=0, atol=1e-5 * size)
     moved = model.recenter([0.2, 0.3, 0.5])
-    np.testing.assert_allclose(
-        moved.to_numpy().effect(hard.observations),
-        moved.effect(hard.observations),
-        atol=1e-5 * np.abs(effects).max(),
-    )
+    found = moved.to_numpy().effect(observations)
+    np.testing.assert_allclose(found, moved.effect(observations), atol=1e-5 * size)
 
 
-def test_a_stack_that_is_not_clearly_better_is_not_taken(default, smooth):
+def test_a_stack_that_is_not_clearly_better_is_not_taken():
     """The best of all subsets is never worse than the best candidate, but that may be chance."""
     noisy = pushed_world(
         lambda state, action, noise: action * (1 + 0.1 * np.sin(state[:, 1]) + noise[:, 0]),
@@ -264,21 +294,41 @@ def test_families_of_some_actions_teach_only_networks():
     assert np.isfinite([errors["direct"], errors["unrolled"]]).all()
 
 
-def test_a_world_in_which_actions_do_nothing_has_no_effects():
+@pytest.mark.parametrize("candidates", [*CANDIDATES, tuple(CANDIDATES)])
+def test_a_world_in_which_actions_do_nothing_has_no_effects(candidates):
     branches = collected(pushed_world(lambda state, action, noise: 0 * action))
-    model = EffectModel(**TINY).fit(branches)
-    assert model.method_ == "constant"
+    model = EffectModel(candidates=candidates, **TINY).fit(branches)
+    assert model.method_ == (candidates if isinstance(candidates, str) else "constant")
+    assert [row.error for row in model.comparison_] == [0] * len(model.comparison_)
     assert (model.effect(branches.observations) == 0).all()
-    for candidate in ("ridge", "direct"):
-        model = EffectModel(candidates=candidate, **TINY).fit(branches)
-        assert (model.effect(branches.observations) == 0).all()
 
 
-@pytest.mark.parametrize("states", [1, 2, 5])
+@pytest.mark.parametrize("states", [2, 5])
 def test_a_few_families_are_enough_for_a_model(states, alike):
     model = EffectModel(candidates=("constant", "ridge"), **TINY).fit(alike[:states])
     expected = alike.effects()[:1, 0]
     np.testing.assert_allclose(model.effect(alike.observations[:1]), expected, atol=1e-9)
+
+
+@pytest.mark.parametrize("candidate", CANDIDATES)
+def test_one_family_is_enough_for_one_candidate(candidate, alike):
+    model = EffectModel(candidates=candidate, validation=0, **TINY).fit(alike[:1])
+    expected = alike.effects()[:1, 0]
+    found = model.effect(alike.observations[:1])
+    assert found.shape == expected.shape
+    assert np.isfinite(found).all()
+    if candidate in ("constant", "ridge"):
+        np.testing.assert_allclose(found, expected, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("candidates", "validation", "families"),
+    [(("constant", "ridge"), None, 1), ("ridge", 0.96, 10), (("constant", "ridge"), 0.99, 40)],
+)
+def test_families_to_learn_from_must_remain(candidates, validation, families, alike):
+    model = EffectModel(candidates=candidates, validation=validation, **TINY)
+    with pytest.raises(ValueError, match=rf"there are too few families \({families}\) to hold"):
+        model.fit(alike[:families])
 
 
 def test_an_interrupted_comparison_resumes_to_the_same_bits(smooth, tmp_path, monkeypatch):
