@@ -352,7 +352,8 @@ class Direct(Trained):
         if corrections is None or not isinstance(source, InMemory):
             return source
         targets = source.arrays["targets"]
-        known = center(corrections[: len(targets)], self.model.reference)
+        reference = self.model.reference if self.task.frame.complete else None
+        known = center(corrections[: len(targets)], reference)
         cleaned = targets - jnp.asarray(known, jnp.float32)
         return replace(source, arrays={**source.arrays, "targets": cleaned})
 

@@ -1,13 +1,18 @@
 """What each candidate can learn, in worlds made for it."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from support.worlds import SeedWorld, clock_world, excess, pendulum_world, pushed_world
 
 import cqm
-from cqm.models.candidates import CANDIDATES
+from cqm.models.candidates import CANDIDATES, Direct, Task, Unrolled
 from cqm.models.effect import EffectModel
-from cqm.models.training import Training
+from cqm.models.frame import Frame
+from cqm.models.training import InMemory, Training
+from cqm.quotient import center
+from cqm.worlds.features import ExpandedWorld, Squares
 
 RECIPE = {"horizon": 3, "warmup": (0, 0), "per_step": True}
 TINY = {"width": 8, "updates": 1, "draws": 4}
@@ -129,3 +134,68 @@ def test_a_policy_that_sees_what_the_features_lack_cannot_be_unrolled():
         EffectModel(candidates="unrolled", **TINY).fit(branches)
     model = EffectModel(candidates=("constant", "unrolled"), **TINY).fit(branches)
     assert [row.note for row in model.comparison_] == ["chosen", reason]
+
+
+def task_of(branches, learned=None, **settings):
+    """A task, before any candidate is fitted."""
+    model = EffectModel(**TINY, **settings)
+    learned = branches if learned is None else learned
+    options = {"directory": None, "show_progress": False}
+    return Task(model, learned, branches, Frame(learned, seed=0), "digest", options)
+
+
+@pytest.mark.parametrize("reference", [None, (0.8, 0.1, 0.1)])
+@pytest.mark.parametrize("arms", [None, 2])
+def test_the_noise_that_is_known_is_removed_whatever_the_reference(reference, arms):
+    """Here all noise is known, so that no noise is left in the targets."""
+    world = pushed_world(
+        lambda state, action, exogenous: action * (np.sin(state[:, 1]) + exogenous[:, 0]),
+        exogenous=noise,
+    )
+    branches = cqm.collect(world, states=50, horizon=1, warmup=(0, 0), seed=1, arms=arms)
+    actions = np.array([-1.0, 0.0, 1.0])[branches.arms]
+
+    def targets(pushes, reference=None):
+        effects = np.stack([actions * pushes, 0 * actions], axis=-1)
+        return center(effects, reference) @ task.frame.targets
+
+    task = task_of(branches, reference=reference)
+    before = Direct(task).source(everything=True).arrays["targets"]
+    cleaned = dataclasses.replace(task, corrections=targets(branches.noise[:, 0, 0]))
+    after = Direct(cleaned).source(everything=True).arrays["targets"]
+    # Families of some actions are centred over their own.
+    expected = targets(np.sin(branches.observations[:, 1:]), reference if arms is None else None)
+    assert np.abs(before - expected).max() > 0.5
+    np.testing.assert_allclose(after, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", [Direct, Unrolled])
+def test_rows_are_held_once_for_a_part_of_the_families_and_for_all(kind):
+    branches = cqm.collect(world_in_units(1.0), states=20, draws=2, seed=1, **RECIPE)
+    candidate = kind(task_of(branches, branches[:15]))
+    part, everything = (candidate.source(everything=every) for every in (False, True))
+    assert isinstance(part, InMemory)
+    assert all(part.arrays[name] is rows for name, rows in everything.arrays.items())
+    per_family = 2 if kind is Unrolled else 1
+    assert (part.num, everything.num) == (15 * per_family, None)
+    learned = kind(task_of(branches[:15])).rows(branches[:15])
+    for name, rows in candidate.sample().items():
+        assert len(rows) == len(learned[name]) == 15 * per_family
+
+
+def test_features_may_be_more_than_the_observation():
+    """Whatever they are called: here the state has other names as a feature."""
+    plain = pushed_world(
+        lambda state, action, exogenous: action * np.cos(state[:, 1]),
+        feature_names=None,
+        observation_names=None,
+    )
+    branches = cqm.collect(ExpandedWorld(plain, Squares()), states=100, draws=2, seed=1, **RECIPE)
+    model = EffectModel(candidates="ridge").fit(branches)
+    assert excess(model, branches) < 0.2
+    for settings in (
+        {"candidates": "unrolled"},
+        {"candidates": "direct", "conditioning": "effect"},
+    ):
+        model = EffectModel(validation=0.0, **settings, **TINY).fit(branches)
+        assert model.effect(branches.observations).shape == (100, 3, 4)

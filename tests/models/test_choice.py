@@ -5,13 +5,14 @@ import dataclasses
 import io
 import re
 
+import jax
 import numpy as np
 import pytest
 from support.worlds import pushed_world
 
 import cqm
 from cqm.models import choice
-from cqm.models.candidates import CANDIDATES
+from cqm.models.candidates import CANDIDATES, Direct, RidgeRegression
 from cqm.models.effect import EffectModel
 from cqm.models.predictors import StackedPredictor
 from cqm.models.training import Training
@@ -203,6 +204,7 @@ def test_the_comparison_shows_the_weights_of_a_stack_and_its_own_error(stacked):
         for name, weight in zip(("ridge", "direct"), stacked.predictor_.weights, strict=True)
     ]
     assert (stack.candidate, stack.note, stack.seconds) == ("stack", "chosen", 0)
+    assert len(stacked.losses_) > 0  # those of the network
     assert stack.error < 0.9 * min(row.error for row in parts)
     assert 0 < stack.standard_error < stack.error
     assert f"candidate `stack`: held-out error {stack.error:.4g} ± " in stacked.summary()
@@ -249,6 +251,69 @@ def test_a_candidate_that_diverges_is_left_out_with_its_reason(smooth):
         EffectModel(candidates="direct", **settings).fit(smooth)
 
 
+FAILURES = [ValueError, MemoryError, jax.errors.JaxRuntimeError]
+
+
+@pytest.mark.parametrize("error", FAILURES)
+@pytest.mark.parametrize("stage", ["initial", "maps", "train", "predictor"])
+def test_a_network_that_fails_is_left_out_with_its_reason(stage, error, smooth, monkeypatch):
+    def fail(*arguments, **options):
+        raise error("out of luck")
+
+    monkeypatch.setattr(Direct, stage, property(fail) if stage == "maps" else fail)
+    with pytest.warns(UserWarning, match="the candidate direct failed: out of luck"):
+        model = EffectModel(candidates=("constant", "direct"), **TINY).fit(smooth)
+    assert notes(model) == {"constant": "chosen", "direct": "failed: out of luck"}
+    with pytest.raises(error, match="out of luck"):
+        EffectModel(candidates="direct", **TINY).fit(smooth)
+
+
+@pytest.mark.parametrize("error", FAILURES)
+def test_a_regression_that_fails_is_left_out_with_its_reason(error, smooth, monkeypatch):
+    def fail(candidate, families):
+        raise error("out of luck")
+
+    monkeypatch.setattr(RidgeRegression, "fit", fail)
+    with pytest.warns(UserWarning, match="the candidate ridge failed: out of luck"):
+        model = EffectModel(candidates=("constant", "ridge"), **TINY).fit(smooth)
+    assert notes(model) == {"constant": "chosen", "ridge": "failed: out of luck"}
+
+
+def test_other_errors_are_not_hidden(smooth, monkeypatch):
+    def fail(candidate, families):
+        raise TypeError("a defect")
+
+    monkeypatch.setattr(RidgeRegression, "fit", fail)
+    with pytest.raises(TypeError, match="a defect"):
+        EffectModel(candidates=("constant", "ridge"), **TINY).fit(smooth)
+
+
+@pytest.mark.parametrize("error", FAILURES)
+def test_a_refit_that_fails_leaves_what_was_compared(error, smooth, monkeypatch, tmp_path):
+    fit = RidgeRegression.fit
+
+    def fail(candidate, families):
+        if len(families) == 200:
+            raise error("out of luck")
+        return fit(candidate, families)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RidgeRegression, "fit", fail)
+        with pytest.warns(UserWarning, match="ridge did not learn from the held-out families: out"):
+            model = EffectModel(candidates=("constant", "ridge"), **TINY).fit(smooth)
+    assert model.method_ == "ridge"
+    text = "ridge did not learn from the held-out families: out of luck"
+    assert model.notes_ == [text]
+    assert text in model.summary()
+    model.save(tmp_path)
+    assert EffectModel.load(tmp_path).notes_ == [text]
+    learned = choice._shuffled(smooth, seed=0)[:150]
+    alone = EffectModel(candidates="ridge", validation=0.0).fit(learned)
+    np.testing.assert_array_equal(
+        model.effect(smooth.observations), alone.effect(smooth.observations)
+    )
+
+
 def test_without_time_for_networks_there_is_a_model_that_says_so(smooth, capsys):
     model = EffectModel(budget="0.001s", width=8).fit(smooth, show_progress=True)
     assert model.method_ == "ridge"
@@ -277,6 +342,11 @@ def test_a_budget_shortens_training_and_its_updates_repeat_it(candidate, smooth,
     np.testing.assert_array_equal(
         again.effect(smooth.observations), model.effect(smooth.observations)
     )
+
+
+def test_a_network_without_updates_is_left_out(smooth):
+    model = EffectModel(candidates=("constant", "direct"), width=8, updates={}).fit(smooth)
+    assert notes(model) == {"constant": "chosen", "direct": "left out: updates has none for it"}
 
 
 def test_few_updates_are_made_if_there_is_time(smooth):
@@ -352,14 +422,59 @@ def test_an_interrupted_comparison_resumes_to_the_same_bits(smooth, tmp_path, mo
     assert files_of(resumed, tmp_path / "resumed") == expected
 
 
+def in_order(branches, values):
+    """The same families, those with low values first."""
+    return cqm.combine([branches[int(i) : int(i) + 1] for i in np.argsort(values)])
+
+
+def test_the_order_of_the_families_does_not_matter():
+    """The second feature is moved only where x0 is positive, that is, by the last families."""
+    world = pushed_world(
+        lambda state, action, noise: 0 * action,
+        size=1,
+        features=lambda state, action, noise, after: np.concatenate(
+            [action, action * np.maximum(state, 0)], axis=1
+        ),
+        feature_names=("all", "some"),
+    )
+    branches = collected(world, horizon=1, per_step=False)
+    ordered = in_order(branches, branches.observations[:, 0])
+    shuffled, sorted_ = (
+        EffectModel(candidates=("constant", "ridge"), **TINY).fit(each)
+        for each in (branches, ordered)
+    )
+    assert shuffled.method_ == sorted_.method_ == "ridge"
+    for one, other in zip(shuffled.comparison_, sorted_.comparison_, strict=True):
+        uncertainty = np.hypot(one.standard_error, other.standard_error)
+        assert abs(one.error - other.error) < 3 * uncertainty
+    effects = sorted_.effect(np.array([[1.0], [-1.0]]))[:, 2]
+    np.testing.assert_allclose(effects, [[1, 1], [1, 0]], atol=0.1)
+
+
+def test_shuffling_keeps_every_family_and_depends_on_the_seed_alone(smooth):
+    ordered = in_order(smooth, smooth.observations[:, 0])
+    for branches in (smooth, ordered):
+        first, again, other = (choice._shuffled(branches, seed) for seed in (0, 0, 1))
+        np.testing.assert_array_equal(first.index, again.index)
+        assert not np.array_equal(first.index, other.index)
+        np.testing.assert_array_equal(np.sort(first.index), np.sort(smooth.index))
+        rows = np.argsort(first.index)
+        np.testing.assert_array_equal(first.observations[rows], smooth.observations)
+    held_out = choice._shuffled(ordered, 0).observations[150:, 0]
+    assert held_out.min() < -1 < 1 < held_out.max()
+
+
 @pytest.mark.parametrize(
-    ("budget", "seconds"), [("60s", 60), ("1.5min", 90), (" 2 h ", 7200), (0.5, 0.5)]
+    ("budget", "seconds"),
+    [("60s", 60), (".5s", 0.5), ("1.h", 3600), ("1.5min", 90), (" 2 h ", 7200), (0.5, 0.5)],
 )
 def test_budgets_are_times(budget, seconds):
     assert choice.seconds_of(budget) == seconds
 
 
-@pytest.mark.parametrize("budget", ["soon", "-5s", "", "s", "5", "1.2.3s", 0, -1, np.nan, "0s"])
+@pytest.mark.parametrize(
+    "budget", ["soon", "-5s", "", "s", ".s", ".", "5", "1.2.3s", 0, -1, np.nan, "0s"]
+)
 def test_what_is_no_budget(budget):
     with pytest.raises(ValueError, match="budget must be "):
         choice.seconds_of(budget)

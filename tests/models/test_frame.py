@@ -6,6 +6,7 @@ from support.worlds import clock_world, pendulum_world, pushed_world
 
 import cqm
 from cqm.models.frame import Frame
+from cqm.worlds.features import ExpandedWorld, Squares
 from cqm.worlds.nuisance import Nuisance, NuisanceWorld
 
 RECIPE = {"horizon": 3, "warmup": (0, 0), "per_step": True}
@@ -102,3 +103,92 @@ def test_features_that_do_not_contain_the_observation_leave_a_latent_state():
     assert frame.own is None
     assert (frame.steps.num_moved, frame.steps.num_states) == (0, 0)
     assert frame.steps.inputs.matrix.shape == (3, 3)
+
+
+def unnamed_world():
+    """Features and observations are the state, under different names."""
+    return pushed_world(
+        lambda state, action, noise: action, feature_names=None, observation_names=None
+    )
+
+
+def test_features_are_the_observation_only_as_long_as_nothing_is_added():
+    frame, branches = frame_of(unnamed_world(), states=50)
+    assert branches.features_are_next_observation
+    assert frame.own.tolist() == [0, 1]
+    frame, branches = frame_of(ExpandedWorld(unnamed_world(), Squares()), states=50)
+    assert len(branches.feature_names) == 4
+    assert not branches.features_are_next_observation
+    assert frame.own is None
+    named = pushed_world(lambda state, action, noise: action)
+    frame, branches = frame_of(ExpandedWorld(named, Squares()), states=50)
+    assert not branches.features_are_next_observation
+    assert frame.own.tolist() == [0, 1]  # their names say which they are
+
+
+def test_mixed_features_are_not_mixed_observations_though_their_names_are_the_same():
+    named = pushed_world(lambda state, action, noise: action)
+    world = NuisanceWorld(ExpandedWorld(named, Squares()), Nuisance(dimension=4))
+    frame, branches = frame_of(world, states=50)
+    assert set(branches.observation_names) < set(branches.feature_names)
+    assert frame.own is None
+    assert frame.steps.num_states == 0
+
+
+def trading_world():
+    """No action moves an observation; a price, the last of them, shapes the profit."""
+
+    def features(state, action, exogenous, after):
+        return np.concatenate([after, action * state[:, 3:]], axis=1)
+
+    return pushed_world(
+        None,
+        4,
+        step=lambda state, action, exogenous: 0.9 * state + 0.4 * exogenous,
+        exogenous=lambda num, horizon, rng: rng.standard_normal((num, horizon, 4)),
+        features=features,
+        observe=lambda state: state,
+        feature_names=("x0", "x1", "x2", "x3", "profit"),
+    )
+
+
+def test_where_actions_move_no_observation_the_one_that_shapes_effects_stands_out():
+    frame, branches = frame_of(trading_world())
+    assert frame.moved.tolist() == [False] * 4 + [True]
+    assert frame.own.tolist() == [0, 1, 2, 3]
+    spread = frame.inputs(branches.observations).std(axis=0)
+    assert spread[0] == pytest.approx(1, rel=1e-6)
+    assert spread[1:].max() < 0.1
+    matrix = frame.inputs.matrix / np.linalg.norm(frame.inputs.matrix, axis=0)
+    assert abs(matrix[3, 0]) > 0.99  # the price
+    assert (frame.steps.num_moved, frame.steps.num_states) == (0, 1)
+
+
+def constant_world():
+    """The first observation is pushed, the second is always 0.1."""
+    step = lambda state, action, exogenous: state + action * np.array([1.0, 0.0])
+    start = lambda num, rng: np.stack([rng.standard_normal(num), np.full(num, 0.1)], axis=1)
+    return pushed_world(None, step=step, initial=start)
+
+
+def still_world():
+    """A single observation that is always 0.1, and a reward."""
+    return pushed_world(
+        None,
+        1,
+        step=lambda state, action, exogenous: state,
+        initial=lambda num, rng: np.full((num, 1), 0.1),
+        features=lambda state, action, exogenous, after: np.concatenate([after, action], axis=1),
+        observe=lambda state: state,
+        feature_names=("x0", "reward"),
+    )
+
+
+@pytest.mark.parametrize("make", [constant_world, still_world])
+def test_what_never_changes_has_finite_coordinates(make):
+    frame, branches = frame_of(make(), states=100)
+    steps = frame.steps
+    for maps in (frame.inputs, steps.inputs):
+        assert np.abs(maps(branches.observations)).max(initial=0) < 10
+    assert np.abs(steps.steps(branches.step_features)).max() < 10
+    assert np.isfinite(steps.outputs).all()

@@ -1,11 +1,14 @@
 """The NumPy scorer agrees with the model it was made from, whatever the model consists of."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from support.worlds import pendulum_world, pushed_world
 
 import cqm
 from cqm.models.effect import EffectModel
+from cqm.models.predictors import restore_predictor
 from cqm.models.training import Training
 
 # Enough for effects that are not small beside the outcomes, whose rounding they share.
@@ -107,3 +110,22 @@ def check(model, observations, arrays, directory):
     for scorer in (model.to_numpy(), stored):
         np.testing.assert_allclose(scorer.effect(observations), effects, rtol=0, atol=1e-5 * size)
     np.testing.assert_allclose(stored.effect(observations[0]), effects[0], atol=1e-5 * size)
+
+
+def test_a_regression_needs_no_memory_for_all_states_at_once():
+    branches = cqm.collect(pushed_world(wave), states=100, seed=1, **RECIPE)
+    model = EffectModel(candidates="ridge").fit(branches)
+    arrays = model.predictor_.arrays()
+    inputs, num = arrays["waves.frequencies"].shape[1], 1024
+    arrays["waves.frequencies"] = np.zeros((1, inputs, num))
+    arrays["waves.phases"] = np.zeros((1, num))
+    actions, *_, coordinates = arrays["waves.weights"].shape[1:]
+    arrays["waves.weights"] = np.ones((1, actions, 1 + inputs + num, coordinates))
+    model.predictor_ = restore_predictor(arrays)
+    states = np.zeros((20_000, 2))
+    for predict in (model.effect, model.to_numpy().effect):
+        tracemalloc.start()
+        predict(states)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < 60e6 < 8 * num * len(states)

@@ -10,6 +10,7 @@ from cqm.models.transition import (
     all_branches,
     before_steps,
     single_step_loss,
+    step_spread,
     unrolled_loss,
 )
 from cqm.quotient import center
@@ -127,3 +128,15 @@ def test_branches_are_a_first_action_and_the_later_ones():
     first, later = np.array([[0, 1, 2]]), np.array([[[4, 5]]])
     expected = [[[0, 4, 5], [1, 4, 5], [2, 4, 5]]]
     assert np.asarray(all_branches(first, later)).tolist() == expected
+
+
+def test_a_coordinate_that_stays_as_it_is_does_not_outweigh_the_others():
+    """A gain that differs between states but not within a branch."""
+    steps = normal(6, 4, 3, HORIZON, STATES + READOUTS)
+    gain = INPUTS[:, 2]
+    steps = steps.at[..., 2].set(jnp.broadcast_to(gain[:, None, None], steps.shape[:3]))
+    spread = np.asarray(step_spread({"inputs": INPUTS, "steps": steps}, STATES))
+    change = steps[..., :STATES] - before_steps({"inputs": INPUTS, "steps": steps}, STATES)
+    np.testing.assert_allclose(spread[:2], np.std(change[..., :2], axis=(0, 1, 2)), rtol=1e-5)
+    np.testing.assert_allclose(spread[3], np.std(steps[..., 3]), rtol=1e-5)
+    assert 1e-3 <= spread[2] * (1 + 1e-6) < 0.1
