@@ -55,7 +55,7 @@ class Fit:
     """Share of the branches to hold out, to compare candidates and to stop training early."""
     width: Annotated[int | None, default("128, or 256 with hindsight")] = None
     """Width of the hidden layers; not for residual."""
-    members: int = 1
+    members: Annotated[int | None, default("1, or 4 of direct")] = None
     """Number of networks to average; for logs, number of sets of random Fourier features."""
     seed: int = 0
     """Random seed for initialisation and batches."""
@@ -134,7 +134,7 @@ class Fit:
             )
         kinds = {"residual": ResidualModel, "hindsight": HindsightModel}
         model = kinds[self.estimator](
-            width=self.width, members=self.members, updates=self.updates, seed=self.seed
+            width=self.width, members=self.members or 1, updates=self.updates, seed=self.seed
         )
         logs = Logs.load(self.directory)
         self._check_calibration(logs)

@@ -212,6 +212,9 @@ class RidgeRegression(ClosedForm):
 class Trained(Candidate):
     """A candidate whose network is trained in cycles."""
 
+    members: int
+    """Number of networks that are averaged, unless the model has a number of its own."""
+
     def __init__(self, task: Task):
         super().__init__(task)
         self.settings = task.model._training_settings(TRAINING)
@@ -313,6 +316,7 @@ class Direct(Trained):
     """A network from state and action to effects, fitted to centred outcomes as in the paper."""
 
     name, complexity = "direct", 2
+    members = 4  # cheap, and they make errors of their own where labels are noisy
 
     @functools.cached_property
     def maps(self) -> Maps:
@@ -376,7 +380,8 @@ class Direct(Trained):
                 width=self.model.width,
                 num_controls=None if controls is None else controls.shape[1],
                 key=key,
-            )
+            ),
+            self.members,
         )
 
     def loss(self) -> MemberLossFn:
@@ -405,6 +410,7 @@ class Unrolled(Trained):
     """A transition network, unrolled under the known later actions and noise."""
 
     name, complexity = "unrolled", 3
+    members = 1
 
     def obstacle(self) -> str:
         """Needs step features and, under a policy, features that contain the observation."""
@@ -477,7 +483,8 @@ class Unrolled(Trained):
                 width=model.width,
                 has_latent=latent,
                 key=key,
-            )
+            ),
+            self.members,
         )
 
     @functools.cached_property

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from cqm.decisions import Calibration
 from cqm.display import counted
-from cqm.models.network import num_parameters
+from cqm.models.network import num_members, num_parameters
 from cqm.names import counted_actions, shortened
 
 if TYPE_CHECKING:
@@ -88,10 +88,11 @@ def _network(model: Estimator) -> list[str]:
     network = getattr(model.predictor_, "network", None)
     if network is None:
         return []
-    parameters = num_parameters(network) // model.members
+    members = num_members(network)
+    parameters = num_parameters(network) // members
     loss = f", final loss {model.losses_[-1]:.4g}" if model.losses_.size else ""
-    each = " each" if model.members > 1 else ""
-    return [f"{counted(model.members, 'network')} with {parameters:,} parameters{each}{loss}"]
+    each = " each" if members > 1 else ""
+    return [f"{counted(members, 'network')} with {parameters:,} parameters{each}{loss}"]
 
 
 def _comparison(model: Estimator, timed: bool) -> list[str]:

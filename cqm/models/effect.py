@@ -53,7 +53,8 @@ class EffectModel(Estimator):
         decoder_rank: Rank of the shared decoder of `direct`; by default the rank of the training
             effects. If given, only `direct` is fitted.
         width: Width of the hidden layers.
-        members: Number of networks in the ensemble, trained together and averaged.
+        members: Number of networks that are trained together and averaged; by default one of
+            `unrolled` and four of `direct`.
         reference: Reference distribution over actions, for centring; uniform by default.
         graph: Comparison graph; if given, `direct` fits differences along its edges, and the other
             candidates are left out.
@@ -88,7 +89,7 @@ class EffectModel(Estimator):
         conditioning: Conditioning = "learned",
         decoder_rank: int | None = None,
         width: int = 128,
-        members: int = 1,
+        members: int | None = None,
         reference: Reference = None,
         graph: ComparisonGraph | None = None,
         draws: int = 64,
@@ -128,6 +129,7 @@ class EffectModel(Estimator):
             conditioning=conditioning,
             decoder_rank=decoder_rank,
             width=128,
+            members=1,
             training=Training() if training is None else training,
             validation=0.0,
             seed=seed,

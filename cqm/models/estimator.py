@@ -46,6 +46,7 @@ from cqm.models.files import (
     model_directory,
     read_model,
 )
+from cqm.models.network import num_members
 from cqm.models.parameters import Parameters, json_values, read_params
 from cqm.models.predictors import Predictor, restore_predictor
 from cqm.models.provenance import Provenance
@@ -79,7 +80,7 @@ class Estimator(Parameters, abc.ABC):
 
     # Parameters that every estimator has.
     width: int | None
-    members: int
+    members: Any  # a number; None in an effect model leaves it to the candidates
     reference: Reference
     training: Training | None
     updates: Any  # a number, or None; an effect model also takes those of every cycle
@@ -163,9 +164,9 @@ class Estimator(Parameters, abc.ABC):
         """The method that the parameters ask for; one that is chosen by data replaces it."""
         return getattr(self, "method", "")
 
-    def _ensemble(self, make_fn: Callable[[Any], Network]) -> Network:
-        """The initial networks of all members, stacked."""
-        return stacked_members(make_fn, int(self.members), int(self.seed))
+    def _ensemble(self, make_fn: Callable[[Any], Network], members: int) -> Network:
+        """The initial networks, stacked; so many unless the model has a number of its own."""
+        return stacked_members(make_fn, int(self.members or members), int(self.seed))
 
     def _training_settings(self, default: Training) -> Training:
         """The model's own settings, or these, with the model's seed and number of updates."""
@@ -208,7 +209,7 @@ class Estimator(Parameters, abc.ABC):
             )
             networks, self.losses_ = trained.model, trained.losses
             record = {**dataclasses.asdict(training), "updates_made": training.updates}
-            record["batch_size"] *= int(self.members)
+            record["batch_size"] *= num_members(networks)
             self.training_[name] = record
         return networks
 

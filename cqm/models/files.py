@@ -32,7 +32,7 @@ _UNPACKED_BYTES = 2**26  # allowed in any case
 class SettingsFields(msgspec.Struct):
     """Parameters that every model has; those of one kind of model are checked by its class."""
 
-    members: int
+    members: int | None
     seed: int
     reference: list[float] | None = None
 
@@ -123,9 +123,10 @@ def read_model(directory: str | Path) -> tuple[dict[str, Any], dict[str, np.ndar
         "observations": len(config["observation_names"]),
         "actions": len(config["candidate_actions"]),
         "features": len(config["feature_names"]),
-        "members": config["settings"]["members"],
         "horizon": config["recipe"]["horizon"],
     }
+    if config["settings"]["members"] is not None:
+        sizes["members"] = config["settings"]["members"]
     try:
         arrays = current_arrays(arrays)
         check_arrays(config["kind"], arrays, sizes)

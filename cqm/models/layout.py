@@ -102,7 +102,8 @@ def check_arrays(kind: str, arrays: Mapping[str, np.ndarray], sizes: Mapping[str
     Args:
         kind: The kind of model.
         arrays: The arrays, by name.
-        sizes: The sizes of `observations`, `actions`, `features`, `members` and `horizon`.
+        sizes: The sizes of `observations`, `actions`, `features` and `horizon`, and of `members`
+            unless the model lets the candidates choose.
     """
     remaining, known = dict(arrays), {**sizes, "later": sizes["horizon"] - 1}
     for optional in (_LOSSES, _CALIBRATION, _PROVENANCE):

@@ -56,7 +56,8 @@ def fit_steps(
     network = model._ensemble(
         lambda key: Transition(
             *sizes, num_moved=num_features, width=width, has_latent=False, key=key
-        )
+        ),
+        members=1,
     )
 
     def one_step(member: Transition, batch: Mapping[str, Array]) -> Array:

@@ -162,6 +162,11 @@ def _name(path: Any) -> str:
     return jax.tree_util.keystr(path, simple=True, separator=".")
 
 
+def num_members(networks: eqx.Module) -> int:
+    """Number of members of an ensemble, stacked along the first axis of every array."""
+    return len(jax.tree.leaves(eqx.filter(networks, eqx.is_array))[0])
+
+
 def num_parameters(model: eqx.Module) -> int:
     """The number of trainable parameters of a model."""
     return sum(leaf.size for leaf in jax.tree.leaves(eqx.filter(model, eqx.is_array)))

@@ -55,10 +55,11 @@ class Parameters:
         """Raise `ValueError` unless the parameters of all models are valid."""
         params = self.get_params()
         whole_number("seed", params["seed"], least=0, most=MAX_SEED)
-        whole_number("members", params["members"], least=1)
         for name in ("width", "updates", "decoder_rank"):
             if not isinstance(params.get(name), Mapping):  # updates of every cycle
                 whole_number_or_none(name, params.get(name), least=1, most=2**31 - 1)
+        if params["members"] is not None or self._defaults()["members"] is not None:
+            whole_number("members", params["members"], least=1)
         for name, value in params.items():
             if isinstance(self._defaults()[name], bool):
                 flag(name, value)

@@ -24,6 +24,7 @@ from cqm.models.transition import Transition
 from cqm.quotient import center
 from cqm.regression import RandomFourierFeatures, Table, predictions_in_blocks
 
+_SMALL_BLOCKS = (1, 16)  # rows per block for one state, or a few
 _UNROLLED_ROWS = 32  # states that are unrolled at once, each with all actions and continuations
 
 
@@ -286,15 +287,15 @@ def _restored_unrolled(inputs: Coordinates, arrays: Mapping[str, np.ndarray]) ->
 def in_blocks(
     predict_fn: Callable[[Array], Array], inputs: np.ndarray, size: int, *, axis: int = 0
 ) -> np.ndarray:
-    """Predictions for inputs `[n, inputs]` in float64, padded to blocks of one compiled shape.
+    """Predictions for inputs `[n, inputs]` in float64, padded to blocks of few compiled shapes.
 
     Args:
         predict_fn: Maps a float32 block `[size, inputs]` to predictions.
         inputs: All inputs.
-        size: Rows per block.
+        size: Rows per block; fewer where there are only a few states.
         axis: The axis of the predictions that runs over rows.
     """
-    parts = []
+    parts, size = [], next(num for num in (*_SMALL_BLOCKS, size) if num >= min(len(inputs), size))
     for start in range(0, max(1, len(inputs)), size):
         block = np.zeros((size, inputs.shape[1]), np.float32)
         num = min(size, len(inputs) - start)

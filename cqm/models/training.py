@@ -29,6 +29,7 @@ from cqm.arguments import choice, number, whole_number, whole_number_or_none
 from cqm.capacity import require_memory, size_text
 from cqm.display import counted
 from cqm.models.checkpoint import Checkpoint
+from cqm.models.network import num_members
 from cqm.models.training_log import TrainingLog
 from cqm.progress import duration, is_shown, progress, say
 
@@ -265,7 +266,7 @@ def train_members(
         training: Settings; the batch size is that of one member.
         **options: Further arguments of `train`.
     """
-    members = len(jax.tree.leaves(eqx.filter(networks, eqx.is_array))[0])
+    members = num_members(networks)
     objective = Objective.of(loss)
 
     def mean_loss(networks: Any, batch: Batch, key: Array, target: Any) -> Array:
