@@ -50,9 +50,8 @@ def test_units_do_not_matter(candidates, noisy):
         return model.effect(branches.observations) / units
 
     expected = effects(np.ones(2))
-    for units in ([1024, 1024], [1 / 1024, 1]):
-        found = effects(np.array(units))
-        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6 * np.abs(expected).max())
+    found = effects(np.array([1 / 1024, 4]))
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6 * np.abs(expected).max())
 
 
 @pytest.mark.parametrize(
