@@ -50,9 +50,8 @@ def test_units_do_not_matter(candidates, noisy):
         return model.effect(branches.observations) / units
 
     expected = effects(np.ones(2))
-    for units in ([1024, 1024], [1 / 1024, 1]):
-        found = effects(np.array(units))
-        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6 * np.abs(expected).max())
+    found = effects(np.array([1 / 1024, 4]))
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6 * np.abs(expected).max())
 
 
 @pytest.mark.parametrize(
@@ -193,9 +192,6 @@ def test_features_may_be_more_than_the_observation():
     branches = cqm.collect(ExpandedWorld(plain, Squares()), states=100, draws=2, seed=1, **RECIPE)
     model = EffectModel(candidates="ridge").fit(branches)
     assert excess(model, branches) < 0.2
-    for settings in (
-        {"candidates": "unrolled"},
-        {"candidates": "direct", "conditioning": "effect"},
-    ):
-        model = EffectModel(validation=0.0, **settings, **TINY).fit(branches)
-        assert model.effect(branches.observations).shape == (100, 3, 4)
+    settings = {"candidates": "direct", "conditioning": "effect", "validation": 0.0}
+    model = EffectModel(**settings, **TINY).fit(branches)
+    assert model.effect(branches.observations).shape == (100, 3, 4)

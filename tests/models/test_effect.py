@@ -234,7 +234,7 @@ def test_a_training_without_a_seed_takes_the_models(branches, held_out):
 
 def test_families_of_two_arms_teach_all_three(world, held_out):
     pairs = cqm.collect(world, states=4500, arms=2, seed=3, **SETTINGS)
-    model = trained("direct", pairs)
+    model = trained("direct", pairs, updates=600)
     assert excess(model, held_out) < 0.08
 
 
@@ -245,7 +245,7 @@ def test_arms_that_do_not_connect_the_actions_are_refused(world):
 
 
 def test_pairwise_training_on_a_graph(branches, held_out):
-    model = trained("direct", branches, graph=ComparisonGraph.path(3))
+    model = trained("direct", branches, graph=ComparisonGraph.path(3), updates=600)
     assert excess(model, held_out) < 0.06
 
 
@@ -266,7 +266,7 @@ def test_features_that_are_not_the_observation_are_learned_through_a_latent_stat
         name="pendulum with cost",
     )
     branches = cqm.collect(world, states=3000, per_step=True, seed=1, **SETTINGS)
-    model = trained("unrolled", branches)
+    model = trained("unrolled", branches, updates=600)
     held_out = cqm.collect(world, states=200, draws=32, seed=2, **SETTINGS)
     assert model.predictor_.network.lift is not None
     assert excess(model, held_out) < 0.05
@@ -395,7 +395,7 @@ def test_one_step_is_a_horizon_too(world):
     recipe = {"horizon": 1, "warmup": (0, 0)}
     branches = cqm.collect(world, states=1000, per_step=True, seed=1, **recipe)
     test = cqm.collect(world, states=100, draws=16, seed=2, **recipe)
-    model = trained("unrolled", branches, draws=2, updates=500)
+    model = trained("unrolled", branches, draws=2, updates=300)
     assert excess(model, test) < 0.05
     np.testing.assert_allclose(
         model.to_numpy().effect(test.observations), model.effect(test.observations), atol=1e-5
@@ -406,7 +406,7 @@ def test_one_step_is_a_horizon_too(world):
 def test_a_single_state_has_effects_too(candidate):
     world = pendulum_world(initial=lambda num, rng: np.tile([0.5, 0.0, 1.0], (num, 1)))
     branches = cqm.collect(world, states=200, per_step=True, seed=1, **SETTINGS)
-    model = trained(candidate, branches, width=32, updates=500)
+    model = trained(candidate, branches, width=16, updates=300)
     expected = branches.effects()[:, 0].mean(axis=0)
     found = model.effect(branches.observations[:1])[0]
     assert np.abs(found - expected).max() < 0.1 * np.abs(expected).max()
@@ -488,7 +488,7 @@ def test_fitting_says_what_it_does(branches, capsys):
 
 def test_several_draws_are_several_training_examples(world, held_out):
     branches = cqm.collect(world, states=800, draws=4, per_step=True, seed=5, **SETTINGS)
-    model = trained("unrolled", branches)
+    model = trained("unrolled", branches, updates=600)
     assert excess(model, held_out) < 0.03
 
 
