@@ -207,16 +207,16 @@ class Branches:
         """Whether the features of a step are the observation of the next state.
 
         True if both have the same names, or if the world is a `FunctionWorld` with the default
-        `features` and `observe`.
+        `features` and `observe`. Mixed features and observations have the same names whatever they
+        are made of.
         """
-        if self.feature_names == self.observation_names:
-            return True
-        changed = {"nuisance", "feature_maps"} & set(self.world)
-        plain = self.world["kind"] == "function" and not changed
         functions = self.world.get("functions", {})
-        both_are_the_state = functions.get("features") is None and functions.get("observe") is None
+        own_features = "feature_maps" in self.world or functions.get("features") is not None
+        if self.feature_names == self.observation_names:
+            return self.nuisance is None or not own_features
+        plain = self.world["kind"] == "function" and self.nuisance is None and not own_features
         same_number = len(self.feature_names) == len(self.observation_names)
-        return plain and both_are_the_state and same_number
+        return plain and functions.get("observe") is None and same_number
 
     @property
     def num_actions(self) -> int:

@@ -53,11 +53,12 @@ from cqm.regression import (
 if TYPE_CHECKING:
     from cqm.models.effect import EffectModel
 
-UPDATES = 8_000
-"""Default number of updates of a network."""
+UPDATES = 16_000
+"""Default number of updates of a network, if all cycles are run."""
 TRAINING = Training(UPDATES, batch_size=16, learning_rate=1e-3, schedule="cosine")
 """Default training of a network; many small batches give the lowest error in a given time."""
-CYCLES = (1 / 8, 1 / 4, 5 / 8)  # shares of the updates
+CYCLES = (1 / 16, 1 / 8, 5 / 16, 1 / 2)  # shares of the updates
+_STEP_UPDATES, _STEP_BATCH = 3, 1 / 2  # of training on single steps, relative to the cycles
 _RIDGE_FAMILIES = 50_000  # more hardly change a regression
 _WAVES, _ROUNDS = 1_024, 1
 _CORRECTION_DRAWS, _CORRECTED_ROWS = 8, 512
@@ -504,7 +505,13 @@ class Unrolled(Trained):
             return []
         spread = step_spread(self.sample(), size)
         loss: MemberLossFn = lambda member, batch: single_step_loss(member, batch, spread)
-        return [("unrolled-steps", loss, replace(self.settings, updates=updates))]
+        training = replace(
+            self.settings,
+            updates=_STEP_UPDATES * updates,
+            batch_size=max(1, round(_STEP_BATCH * self.settings.batch_size)),
+            chunk=_STEP_UPDATES * self.settings.chunk,
+        )
+        return [("unrolled-steps", loss, training)]
 
     def loss(self) -> MemberLossFn:
         """Error of whole branches."""

@@ -39,6 +39,7 @@ CLEANED = " on cleaned labels"
 _WORTH_CLEANING = 0.9  # labels are cleaned if at most this share of their noise is left
 _LEAST_WEIGHT = 0.05  # a candidate with less is not worth its time
 _SECONDS_PER_TRAINING = 2.5  # with other stages and predictions, relative to the cycles
+_CHECKED = 32  # states for which a refitted candidate's predictions are checked
 _FEWEST_UPDATES = 100  # a network that has time for fewer is left out
 _UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0}
 _FAILURES = (ValueError, MemoryError, jax.errors.JaxRuntimeError)  # of a single candidate
@@ -206,9 +207,7 @@ class Choice:
         if self.held_out is None:
             attempt.predictor = predictor
             return True
-        predicted = predictor(self._observations).mean(axis=0)
-        if not np.isfinite(predicted).all():
-            raise ValueError("its predictions are not finite; lower the learning rate")
+        predicted = _finite(predictor(self._observations).mean(axis=0))
         errors = self.task.frame.errors(predicted, self._observed, self.held_out.arms)
         if errors.mean() >= attempt.score:
             return False
@@ -268,7 +267,7 @@ class Choice:
             )
 
     def _train(self, attempt: Attempt, candidate: Trained) -> None:
-        """Train cycle by cycle, until one does not help."""
+        """Train cycle by cycle, until one does not clearly help."""
         network = candidate.initial()
         cycles = self._planned(candidate, network)
         if not cycles:
@@ -280,9 +279,14 @@ class Choice:
         for i, training in enumerate(cycles, start=1):
             before, later = network, cycles[i:]
             network = candidate.train(before, str(i), training, everything=everything, later=later)
+            earlier = attempt.errors
             if not self._score(attempt, candidate.predictor(network)):
                 break
             attempt.before, attempt.cycle = before, training
+            if earlier is not None and attempt.errors is not None:
+                gain = earlier - attempt.errors
+                if gain.mean() < _standard_error(gain):
+                    break
         self.model.updates_[candidate.name] = [training.updates for training in cycles]
 
     def _seconds_left(self) -> float:
@@ -362,11 +366,14 @@ class Choice:
         """Fit a candidate to all families; a network repeats its best cycle on them."""
         candidate = attempt.candidate
         if isinstance(candidate, ClosedForm):
-            return candidate.fit(self.task.all_families)
-        assert isinstance(candidate, Trained)
-        assert attempt.cycle is not None
-        network = candidate.train(attempt.before, "all", attempt.cycle, everything=True)
-        return candidate.predictor(network)
+            predictor = candidate.fit(self.task.all_families)
+        else:
+            assert isinstance(candidate, Trained)
+            assert attempt.cycle is not None
+            network = candidate.train(attempt.before, "all", attempt.cycle, everything=True)
+            predictor = candidate.predictor(network)
+        _finite(predictor(self._observations[:_CHECKED]))
+        return predictor
 
     def _record(self, chosen: Sequence[Attempt], weights: np.ndarray | None) -> None:
         """Record on the model which candidates were tried, and the outcome of each."""
@@ -409,6 +416,12 @@ def _shuffled(branches: Branches, seed: int) -> Branches:
     pieces = [branches[int(a) : int(b)] for a, b in zip(starts, ends, strict=True)]
     order = np.random.default_rng([seed, 3]).permutation(len(pieces))
     return combine([pieces[i] for i in order])
+
+
+def _finite(effects: np.ndarray) -> np.ndarray:
+    if not np.isfinite(effects).all():
+        raise ValueError("its predictions are not finite; lower the learning rate")
+    return effects
 
 
 def _standard_error(values: np.ndarray) -> float:

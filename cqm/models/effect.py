@@ -146,7 +146,8 @@ class EffectModel(Estimator):
 
         Args:
             branches: The families to learn from, or their directory.
-            directory: Where to keep checkpoints; an interrupted fit resumes from them.
+            directory: Where to keep checkpoints; an interrupted fit resumes from them. None are
+                written with a budget, because a resumed fit would plan other updates.
             show_progress: See `cqm.progress.progress`.
         """
         return self._fit(branches, directory, show_progress)

@@ -31,6 +31,7 @@ _FOURIER = {
     "waves.phases": "members waves",
     "waves.weights": "members actions 1+inputs+waves+pairs coordinates",
 }
+_REGRESSION = {name: axes.replace("members", "1") for name, axes in _FOURIER.items()}
 _DIRECT = {
     **_COMMON,
     **_layers("network.encoder", "inputs", "width", "width", "width"),
@@ -133,8 +134,7 @@ def _check_all(arrays: Mapping[str, np.ndarray], axes: Axes, known: dict[str, in
     if set(arrays) != set(axes):
         missing, extra = sorted(set(axes) - set(arrays)), sorted(set(arrays) - set(axes))
         raise ValueError(f"the arrays do not form a model: missing {missing}, unknown {extra}")
-    # Closed forms are not trained by members.
-    sizes = {n: size for n, size in known.items() if n != "members" or "waves.weights" not in axes}
+    sizes = dict(known)
     for name in axes:
         _check_shape(name, arrays[name], axes[name].split(), sizes)
         _check_numbers(name, arrays, known["actions"])
@@ -155,7 +155,7 @@ def _expected(kind: str, arrays: Mapping[str, np.ndarray]) -> Axes:
     if "network.decoder.weight" in arrays:
         return _DIRECT | (_CONTROLS if "controls" in arrays else _EMBEDDING)
     if "waves.weights" in arrays:
-        return _FOURIER
+        return _REGRESSION if kind == "effect" else _FOURIER
     if kind != "effect" and "table.rows" in arrays:
         return _TABLE
     return _unrolled(arrays)
@@ -164,6 +164,8 @@ def _expected(kind: str, arrays: Mapping[str, np.ndarray]) -> Axes:
 def _unrolled(arrays: Mapping[str, np.ndarray]) -> Axes:
     axes = _UNROLLED | (_LATENT if "network.lift.weight" in arrays else _PLAIN)
     axes |= _NOISE if "noise" in arrays else {}
+    if "behaviour.layers.0.weight" in arrays and "network.lift.weight" in arrays:
+        raise ValueError("a behaviour cannot see a latent state")
     return axes | (_BEHAVIOUR if "behaviour.layers.0.weight" in arrays else {})
 
 

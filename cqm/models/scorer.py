@@ -197,6 +197,7 @@ def _behaviour(
         x = _silu(x) if i < 2 else x
     likely = np.exp(x - x.max(axis=-1, keepdims=True))
     limits = np.cumsum(likely / likely.sum(axis=-1, keepdims=True), axis=-1)[..., :-1]
+    drawn = drawn.astype(np.float32)  # like the limits
     return np.sum(drawn[None, :, None, None] >= limits, axis=-1)
 
 

@@ -198,17 +198,20 @@ def single_step_loss(model: Transition, batch: Mapping[str, Array], spread: Arra
     """Error of single steps, each from the true state before it, in units of a typical change.
 
     It pretrains the network for unrolling, and is faster because steps are computed in parallel.
+    Of every row, one branch is used: steps of different states teach more than as many of one.
 
     Args:
         model: The network, without a latent state.
         batch: As for `unrolled_loss`.
         spread: From `step_spread`.
     """
-    size = model.num_states
+    rows = jnp.arange(len(batch["inputs"]))
+    arms = rows % batch["controls"].shape[1]  # rows are drawn at random, so these are too
+    controls, steps = batch["controls"][rows, arms], batch["steps"][rows, arms]
+    before = before_steps(batch, model.num_states)[rows, arms]
     _, fixed = model.start(batch["inputs"])
-    noise = batch["noise"][:, None] if "noise" in batch else None
-    reached = model.step(before_steps(batch, size), fixed[:, None, None], batch["controls"], noise)
-    return _mean_square((reached - batch["steps"]) / spread)
+    reached = model.step(before, fixed[:, None], controls, batch.get("noise"))
+    return _mean_square((reached - steps) / spread)
 
 
 def step_spread(rows: Mapping[str, Any], num_states: int) -> Array:
