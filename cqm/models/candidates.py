@@ -407,6 +407,25 @@ class Direct(Trained):
         return DirectPredictor(self.maps.inputs, self.maps.outputs, network, self.controls)
 
 
+class Distilled(Direct):
+    """A direct network that learns the answers of another predictor, to give them faster."""
+
+    name = "distilled"
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What a transition network says about labels, in the coordinates that are learned.
+
+    The explained noise is the predicted effect under the later actions and noise of the label,
+    minus the mean prediction under fresh ones. Given the state, its expectation is zero however
+    good the network is, unless it memorised the label, so subtracting it removes only noise.
+    """
+
+    noise: np.ndarray  # [n, arms, coordinates], explained noise
+    effects: np.ndarray  # [n, arms, coordinates], mean prediction under a few fresh draws
+
+
 class Unrolled(Trained):
     """A transition network, unrolled under the known later actions and noise."""
 
@@ -542,13 +561,11 @@ class Unrolled(Trained):
             behaviour,
         )
 
-    def explained_noise(self, network: Any) -> np.ndarray | None:
-        """The noise in every family's targets that the networks explain, `[n, arms, coordinates]`.
+    def explanation(self, network: Any) -> Explanation | None:
+        """What the networks say about the families' labels.
 
-        It is the predicted effect under the later actions and noise of the label, minus the mean
-        prediction under fresh ones. Given the state, its expectation is zero however good the
-        networks are, unless they memorised the label, so subtracting it removes only noise. None
-        if the distribution of the later actions is unknown or the families do not fit into memory.
+        None if the distribution of the later actions is unknown or the families do not fit into
+        memory.
         """
         task, source = self.task, self.source(everything=True)
         recipe = task.families.recipe
@@ -560,7 +577,7 @@ class Unrolled(Trained):
         first = rows["controls"][:, None, :, :1]
         to_targets = jnp.asarray(task.frame.steps.outputs.T @ task.frame.targets, jnp.float32)
         discounts = jnp.asarray(recipe.discounts, jnp.float32)
-        parts = []
+        noise_parts, effect_parts = [], []
         for start in range(0, num, _CORRECTED_ROWS):
             chosen = slice(start, start + _CORRECTED_ROWS)
             size = len(rows["inputs"][chosen])
@@ -583,9 +600,10 @@ class Unrolled(Trained):
             flat = fresh.reshape(size, _CORRECTION_DRAWS * arms, *fresh.shape[3:])
             others = _outcomes(network, inputs, flat, fresh_noise, discounts)
             others = others.reshape(size, _CORRECTION_DRAWS, arms, -1).mean(axis=1)
-            parts.append(np.asarray(center(own - others) @ to_targets))
-        corrections = np.concatenate(parts)
-        return corrections.reshape(-1, recipe.draws, *corrections.shape[1:]).mean(axis=1)
+            noise_parts.append(np.asarray(center(own - others) @ to_targets))
+            effect_parts.append(np.asarray(center(others) @ to_targets))
+        both = (np.concatenate(parts) for parts in (noise_parts, effect_parts))
+        return Explanation(*(v.reshape(-1, recipe.draws, *v.shape[1:]).mean(axis=1) for v in both))
 
     @functools.cached_property
     def _behaviour(self) -> Any:

@@ -21,11 +21,21 @@ import numpy as np
 
 from cqm.arguments import number
 from cqm.branches.dataset import Branches, combine
-from cqm.models.candidates import CANDIDATES, Candidate, ClosedForm, Task, Trained, Unrolled
+from cqm.models.candidates import (
+    CANDIDATES,
+    Candidate,
+    ClosedForm,
+    Distilled,
+    Explanation,
+    Task,
+    Trained,
+    Unrolled,
+)
 from cqm.models.frame import Frame
 from cqm.models.predictors import Predictor, StackedPredictor, UnrolledPredictor
 from cqm.models.training import Training, expected_seconds, train_members
 from cqm.progress import duration, say
+from cqm.quotient import center
 
 if TYPE_CHECKING:
     from cqm.models.effect import EffectModel
@@ -37,6 +47,7 @@ _COMPARED = 1_000  # held-out families that candidates are compared on
 CLEANED = " on cleaned labels"
 """Suffix of the name of a candidate that learned from cleaned labels."""
 _WORTH_CLEANING = 0.9  # labels are cleaned if at most this share of their noise is left
+_TOLERANCE = 0.01  # how much larger the error may be, relative to it, if that avoids unrolling
 _LEAST_WEIGHT = 0.05  # a candidate with less is not worth its time
 _SECONDS_PER_TRAINING = 2.5  # with other stages and predictions, relative to the cycles
 _CHECKED = 32  # states for which a refitted candidate's predictions are checked
@@ -93,6 +104,32 @@ class Attempt:
         return np.inf if self.errors is None else float(self.errors.mean())
 
 
+class Combination:
+    """One attempt, or the weighted mean of several.
+
+    Args:
+        attempts: The attempts.
+        weights: Their weights, with sum 1; a single attempt needs none.
+        errors: Squared errors on the held-out families; those of a single attempt by default.
+    """
+
+    def __init__(
+        self,
+        attempts: tuple[Attempt, ...],
+        weights: np.ndarray | None = None,
+        errors: np.ndarray | None = None,
+    ):
+        self.attempts = attempts
+        self.weights = np.ones(1) if weights is None else weights
+        own = attempts[0].errors if errors is None else errors
+        self.errors = np.empty(0) if own is None else own
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether the answer needs unrolling."""
+        return any(isinstance(attempt.candidate, Unrolled) for attempt in self.attempts)
+
+
 class Choice:
     """Chooses between the candidates of one model, and remembers every attempt.
 
@@ -115,7 +152,7 @@ class Choice:
         frame = Frame(families, seed=int(model.seed))
         self.task = Task(model, families, branches, frame, branches.fingerprint(), options)
         self.attempts: list[Attempt] = []
-        self.together = np.empty(0)  # errors of the stack
+        self.explanation: Explanation | None = None  # of the labels, by the transition
 
     def _num_held_out(self, num: int) -> int:
         share = self.model.validation
@@ -141,25 +178,54 @@ class Choice:
                     self._rescore(earlier)
                 if "ridge" in self.model.names_of_candidates:
                     self._attempt(CANDIDATES["ridge"](self.task))
-        fitted = [attempt for attempt in self.attempts if attempt.predictor is not None]
-        if not fitted:
+        if not self._fitted:
             reasons = "; ".join(f"{a.name} {a.note}" for a in self.attempts)
             raise ValueError(f"no candidate can be fitted: {reasons}")
-        best = self._best(fitted)
         if self.held_out is None:
-            assert best.predictor is not None
-            self._record([best], None)
-            return best.predictor
-        weights = self._weights(fitted, best)
-        chosen = [a for a, weight in zip(fitted, weights, strict=True) if weight > 0]
-        names = " and ".join(attempt.name for attempt in chosen)
+            [attempt] = self._fitted
+            assert attempt.predictor is not None
+            self._record(Combination((attempt,)))
+            return attempt.predictor
+        self._distil()
+        chosen = self._fast_enough()
+        names = " and ".join(attempt.name for attempt in chosen.attempts)
         say(f"Chosen: {names}; fitting to all families", self.show)
-        parts = tuple(self.refitted(attempt) for attempt in chosen)
-        if len(parts) == 1:
-            self._record(chosen, None)
-            return parts[0]
-        self._record(chosen, weights[weights > 0])
-        return StackedPredictor(parts, weights[weights > 0])
+        parts = tuple(self.refitted(attempt) for attempt in chosen.attempts)
+        self._record(chosen)
+        return parts[0] if len(parts) == 1 else StackedPredictor(parts, chosen.weights)
+
+    @property
+    def _fitted(self) -> list[Attempt]:
+        return [attempt for attempt in self.attempts if attempt.predictor is not None]
+
+    def _fast_enough(self) -> Combination:
+        """The best combination without unrolling, which is slow, unless that is clearly worse."""
+        best = self._combined(self._fitted)
+        fast = [a for a in self._fitted if not isinstance(a.candidate, Unrolled)]
+        if not fast or not best.is_slow:
+            return best
+        second = self._combined(fast)
+        loss = second.errors - best.errors
+        worse = loss.mean() > max(2 * _standard_error(loss), _TOLERANCE * best.errors.mean())
+        return best if worse else second
+
+    def _distil(self) -> None:
+        """If the best answers need unrolling, teach them to direct networks, which are faster."""
+        best, explanation = self._combined(self._fitted), self.explanation
+        wanted = "direct" in self.model.names_of_candidates and self.task.frame.complete
+        if not (wanted and best.is_slow) or explanation is None:
+            return
+        frame, everything = self.task.frame, self.task.all_families
+        answers = np.zeros(explanation.effects.shape)
+        for attempt, weight in zip(best.attempts, best.weights, strict=True):
+            if isinstance(attempt.candidate, Unrolled):
+                answers += weight * explanation.effects
+            elif attempt.predictor is not None:
+                effects = attempt.predictor(everything.observations).mean(axis=0)
+                answers += weight * center(effects) @ frame.targets
+        labels = [frame.rows_of_targets(part.effects()) for part in everything.batches()]
+        known = np.concatenate(labels).reshape(answers.shape) - answers
+        self._attempt(Distilled(replace(self.task, corrections=np.asarray(known, np.float32))))
 
     def _best(self, fitted: Sequence[Attempt]) -> Attempt:
         """The simplest candidate that is within a standard error of the best.
@@ -176,7 +242,8 @@ class Choice:
 
     def _attempt(self, candidate: Candidate) -> None:
         """Fit a candidate to the families to learn from; one that fails is left out."""
-        name = candidate.name + (CLEANED if self.task.corrections is not None else "")
+        cleaned = self.task.corrections is not None and not isinstance(candidate, Distilled)
+        name = candidate.name + (CLEANED if cleaned else "")
         attempt, started = Attempt(candidate, name, note=candidate.obstacle()), time.monotonic()
         cpu_started = time.process_time()
         self.attempts.append(attempt)
@@ -238,9 +305,10 @@ class Choice:
         if attempt.predicted is None or not isinstance(attempt.candidate, Unrolled):
             return False
         assert isinstance(attempt.predictor, UnrolledPredictor)
-        known = attempt.candidate.explained_noise(attempt.predictor.network)
-        if known is None:
+        self.explanation = attempt.candidate.explanation(attempt.predictor.network)
+        if self.explanation is None:
             return False
+        known = self.explanation.noise
         frame, start = self.task.frame, len(self.task.families)
         own = frame.in_own_units(known[start : start + len(self.held_out)] @ frame.outputs.T)
         best = self._best([attempt for attempt in self.attempts if attempt.predictor is not None])
@@ -312,16 +380,15 @@ class Choice:
             return []
         return [replace(c, updates=max(1, int(share * c.updates))) for c in cycles]
 
-    def _weights(self, fitted: Sequence[Attempt], best: Attempt) -> np.ndarray:
-        """Weights of the candidates: all on the best, unless several together are clearly better.
+    def _combined(self, fitted: Sequence[Attempt]) -> Combination:
+        """The best candidate, or several of them if these together are clearly better.
 
         Of all subsets, the one whose weighted mean has the least squared error is taken; with few
         candidates they can all be tried.
         """
         assert self.held_out is not None
-        assert best.errors is not None
-        frame, arms = self.task.frame, self.held_out.arms
-        alone = np.array([float(attempt is best) for attempt in fitted])
+        frame, arms, best = self.task.frame, self.held_out.arms, self._best(fitted)
+        alone = Combination((best,))
         if not frame.moved.any():
             return alone
         effects = [a.predicted for a in fitted if a.predicted is not None]
@@ -329,7 +396,7 @@ class Choice:
         misses = predicted - frame.in_own_units(self._observed)
         flat = misses.reshape(len(fitted), -1)
         products = flat @ flat.T / flat.shape[1]
-        weights, least = alone, float(alone @ products @ alone)
+        weights, least = np.zeros(len(fitted)), np.inf
         for chosen in itertools.product([False, True], repeat=len(fitted)):
             rows = np.flatnonzero(chosen)
             if len(rows) < 2:
@@ -342,10 +409,12 @@ class Choice:
             tried[rows] = own
             if tried @ products @ tried < least:
                 weights, least = tried, float(tried @ products @ tried)
-        together = np.mean(np.tensordot(weights, misses, 1) ** 2, axis=(1, 2))
-        gain = best.errors - together
-        self.together = together
-        return weights if gain.mean() > 2 * _standard_error(gain) else alone
+        errors = np.mean(np.tensordot(weights, misses, 1) ** 2, axis=(1, 2))
+        gain = alone.errors - errors
+        if not np.isfinite(least) or gain.mean() <= 2 * _standard_error(gain):
+            return alone
+        used = [(a, weight) for a, weight in zip(fitted, weights, strict=True) if weight > 0]
+        return Combination(tuple(a for a, _ in used), np.array([w for _, w in used]), errors)
 
     def refitted(self, attempt: Attempt) -> Predictor:
         """A candidate fitted to all families, or as it was if that fails."""
@@ -375,11 +444,11 @@ class Choice:
         _finite(predictor(self._observations[:_CHECKED]))
         return predictor
 
-    def _record(self, chosen: Sequence[Attempt], weights: np.ndarray | None) -> None:
+    def _record(self, chosen: Combination) -> None:
         """Record on the model which candidates were tried, and the outcome of each."""
-        model, rows = self.model, []
-        model.method_ = chosen[0].name if weights is None else "stack"
-        best = min(chosen, key=lambda attempt: attempt.score)
+        model, rows, alone = self.model, [], len(chosen.attempts) == 1
+        model.method_ = chosen.attempts[0].name if alone else "stack"
+        best = min(chosen.attempts, key=lambda attempt: attempt.score)
         for attempt in self.attempts:
             error = spread = np.nan
             note = attempt.note
@@ -389,16 +458,16 @@ class Choice:
                 note = "not clearly better"
                 if excess.mean() > 0:
                     note = f"error higher by {_with_error(excess)}"
-            for part, weight in zip(chosen, [1.0] if weights is None else weights, strict=True):
+            for part, weight in zip(chosen.attempts, chosen.weights, strict=True):
                 if part is attempt:
-                    note = "chosen" if weights is None else f"in the stack, weight {weight:.2f}"
+                    note = "chosen" if alone else f"in the stack, weight {weight:.2f}"
             rows.append(Comparison(attempt.name, error, spread, attempt.seconds, note))
             if isinstance(attempt.predictor, UnrolledPredictor):
                 model.transition_ = attempt.predictor
-        if weights is not None:
-            error, spread = float(self.together.mean()), _standard_error(self.together)
+        if not alone:
+            error, spread = float(chosen.errors.mean()), _standard_error(chosen.errors)
             rows.append(Comparison("stack", error, spread, 0.0, "chosen"))
-        if not any(isinstance(attempt.candidate, Trained) for attempt in chosen):
+        if not any(isinstance(attempt.candidate, Trained) for attempt in chosen.attempts):
             model.losses_ = np.empty(0)
         model.comparison_ = tuple(rows)
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from cqm.arguments import choice, instance, number, shown, texts, whole_number
 from cqm.branches.dataset import Branches
-from cqm.models.candidates import CANDIDATES
+from cqm.models.candidates import CANDIDATES, Distilled
 from cqm.models.choice import Choice, Comparison, seconds_of
 from cqm.models.estimator import Estimator
 from cqm.models.layout import TRANSITION, arrays_under
@@ -229,7 +229,7 @@ class EffectModel(Estimator):
         number("memory_gb", self.memory_gb, above=0)
         if isinstance(self.updates, Mapping):
             for name, cycles in self.updates.items():
-                choice("a name in updates", name, tuple(CANDIDATES))
+                choice("a name in updates", name, (*CANDIDATES, Distilled.name))
                 what = "a list of numbers for each candidate"
                 for num in instance("updates", cycles, Sequence, what):
                     whole_number("the number of updates in a cycle", num, least=1, most=2**31 - 1)

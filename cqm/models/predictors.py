@@ -295,7 +295,8 @@ def in_blocks(
         size: Rows per block; fewer where there are only a few states.
         axis: The axis of the predictions that runs over rows.
     """
-    parts, size = [], next(num for num in (*_SMALL_BLOCKS, size) if num >= min(len(inputs), size))
+    num = min(len(inputs), size)
+    parts, size = [], next(n for n in (*_SMALL_BLOCKS, size) if num <= n <= size)
     for start in range(0, max(1, len(inputs)), size):
         block = np.zeros((size, inputs.shape[1]), np.float32)
         num = min(size, len(inputs) - start)
