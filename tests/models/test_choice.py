@@ -12,7 +12,7 @@ from support.worlds import pushed_world
 
 import cqm
 from cqm.models import choice
-from cqm.models.candidates import CANDIDATES, Direct, RidgeRegression
+from cqm.models.candidates import CANDIDATES, CYCLES, Direct, RidgeRegression
 from cqm.models.effect import EffectModel
 from cqm.models.predictors import StackedPredictor
 from cqm.models.training import Training
@@ -29,6 +29,7 @@ NETWORK = {
 # Briefly trained, and compared on many families.
 STACKED = {
     "width": 16,
+    "members": 1,
     "training": Training(updates=300, batch_size=32, learning_rate=1e-2, schedule="cosine"),
     "validation": 0.5,
 }
@@ -330,13 +331,16 @@ def test_without_time_for_networks_there_is_a_model_that_says_so(smooth, capsys)
 
 @pytest.mark.parametrize("candidate", ["direct", "unrolled"])
 def test_a_budget_shortens_training_and_its_updates_repeat_it(candidate, smooth, monkeypatch):
-    # As if there were time for one update in fifty.
+    # As if there were time for one update in seventy.
     monkeypatch.setattr(choice, "expected_seconds", lambda *arguments: 1e6)
     settings = {"candidates": candidate, "width": 8, "draws": 4}
     model = EffectModel(budget="10h", **settings).fit(smooth)
     planned = model.updates_[candidate]
-    assert 100 < sum(planned) < 200
-    assert all(record["updates"] <= sum(planned) for record in model.training_.values())
+    assert len(planned) == len(CYCLES)
+    assert 200 < sum(planned) < 250
+    for name, record in model.training_.items():
+        most = 3 * sum(planned) if name == "unrolled-steps" else max(planned)
+        assert record["updates"] <= most
     again = EffectModel(updates=model.updates_, **settings).fit(smooth)
     assert again.updates_ == model.updates_
     np.testing.assert_array_equal(
@@ -351,7 +355,7 @@ def test_a_network_without_updates_is_left_out(smooth):
 
 def test_few_updates_are_made_if_there_is_time(smooth):
     model = EffectModel(candidates="direct", budget="10h", **TINY).fit(smooth)
-    assert model.updates_ == {"direct": [1, 1, 1]}
+    assert model.updates_ == {"direct": [1, 1, 1, 1]}
 
 
 def test_families_of_some_actions_teach_only_networks():
