@@ -13,10 +13,10 @@ import numpy as np
 
 _PENALTIES = 10.0 ** np.arange(-6, 4)  # per row, for regressors of unit size
 _UNPENALISED = 1e3  # scale at which the penalty of a regressor becomes negligible
-_GRADIENT_ROWS = 500  # enough for the average over gradients
+_GRADIENT_ROWS = 500  # enough rows to average gradients over
 _LEARNING_ROWS, _LEARNING_WAVES = 10_000, 512  # enough to learn which inputs matter
 _BLOCK_ROWS = 1_024  # rows whose regressors are in memory at once
-_SMALLEST_SCALE = 1e-4  # of a direction in which the function does not vary
+_SMALLEST_SCALE = 1e-4  # scale of a direction in which the function does not vary
 _SCALES = (1.0, 2.0, 4.0)  # frequencies, in radians over the overall spread of the inputs
 
 
@@ -88,7 +88,7 @@ def leave_one_out_ridge(
 ) -> Regression:
     """Regress targets `[n, outputs]` on regressors `[n, regressors]`.
 
-    Leaving one row out changes its prediction by a factor that is known in closed form, so all
+    Leaving a row out multiplies its residual by a factor that is known in closed form, so all
     penalties are compared at the cost of one decomposition.
 
     Args:
@@ -120,7 +120,7 @@ def leave_one_out_ridge(
 def fold_numbers(
     num: int, folds: int, groups: np.ndarray | None = None, *, seed: int = 0
 ) -> np.ndarray:
-    """Random fold of each row, `[n]`; drawn at random, because logs may be periodic.
+    """Fold of each row, `[n]`; drawn at random, because logs may be periodic.
 
     Args:
         num: Number of rows.
@@ -166,7 +166,7 @@ class RandomFourierFeatures:
 
         Args:
             weights: `[1 + inputs + waves, outputs]`.
-            inputs: Where to average, `[n, inputs]`.
+            inputs: Points to average over, `[n, inputs]`.
         """
         size = inputs.shape[1]
         slopes = -np.sin(inputs @ self.frequencies + self.phases)  # [n, waves]
@@ -186,7 +186,7 @@ def pair_products(inputs: np.ndarray) -> np.ndarray:
 def predictions_in_blocks(
     features: RandomFourierFeatures, weights: np.ndarray, inputs: np.ndarray
 ) -> np.ndarray:
-    """What a regression on Fourier features predicts, `[n, actions, outputs]`.
+    """Predictions of a regression on Fourier features, `[n, actions, outputs]`.
 
     Args:
         features: The cosines.
@@ -251,8 +251,8 @@ def fourier_ridge(
         inputs: Inputs of comparable scale.
         targets: Values to explain, in comparable units.
         waves: Number of cosines.
-        rounds: Maximum number of rounds of learning the transformation; fewer if a round does not
-            help.
+        rounds: Maximum number of rounds in which the transformation is learned; learning stops
+            early if a round does not help.
         rng: Random generator that draws the cosines.
         transform: The transformation to start from, `[inputs, coordinates]`.
     """

@@ -14,8 +14,8 @@ import numpy as np
 from cqm.experiments.metrics import noise_floor
 from cqm.quotient import center
 
-_VISIBLE = 3.0  # standard errors from zero at which the effects on a feature count as seen
-_ROUNDING = 1e-7  # of an outcome: single precision, in which some simulators compute
+_VISIBLE = 3.0  # standard errors from zero beyond which a feature counts as moved
+_ROUNDING = 1e-7  # relative to an outcome; some simulators compute in single precision
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Truth:
     sizes: np.ndarray  # [n, features], squared size of the expected effects without that noise
     moved: np.ndarray  # [features], whether actions move the feature
     floor: float
-    """Noise floor: the lowest effect NMSE on single draws, all features pooled."""
+    """Noise floor: the lowest possible effect NMSE on single draws, all features pooled."""
     own_floor: float
     """The same for each feature in its own unit, averaged over the features that actions move."""
 
@@ -84,7 +84,7 @@ def own_units(predicted: np.ndarray, truth: Truth) -> Excess:
 
 
 def pooled(predicted: np.ndarray, truth: Truth) -> Excess:
-    """The excess error of all features together, in the units they have."""
+    """The excess error of all features together, in their original units."""
     errors, sizes = _errors(predicted, truth), truth.sizes
     return _share(errors.sum(axis=1, keepdims=True), sizes.sum(axis=1, keepdims=True))
 
@@ -113,7 +113,7 @@ def _share(errors: np.ndarray, sizes: np.ndarray) -> Excess:
         return Excess(np.full(len(sizes), np.nan))
     size = sizes.mean(axis=0)
     ratio = errors.mean(axis=0) / size
-    # Linear in both means, so that the terms vary as the ratio does, to first order.
+    # The ratio is linearised in both means, so the terms have its standard error to first order.
     return Excess((ratio + (errors - ratio * sizes) / size).mean(axis=1))
 
 

@@ -1,8 +1,8 @@
-"""Worlds of our own for the study of worlds: small step functions, each hard in its own way.
+"""Our own worlds for the study of worlds: small step functions, each hard in its own way.
 
 `linear-gain`, `linear-noise`, `clock`, `battery`, `inventory`, `shop`, `units` and `feedback` are
-hand-written; `random-SEED` is drawn from a generator. Other names are left to `load_world`, with
-`+64` for a nuisance of 64 dimensions.
+hand-written; `random-SEED` is drawn from a generator. Other names are passed to `load_world`; a
+suffix such as `+64` adds a nuisance of 64 dimensions.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ def load(name: str, seed: int = 0) -> Setting:
     """A world of the study by its name, and the continuation that it is branched under.
 
     Args:
-        name: A name from `WORLDS`, `random-SEED`, or a name for `load_world`, to which `+DIMENSION`
-            adds a nuisance.
+        name: A name from `WORLDS`, `random-SEED`, or a name for `load_world`, optionally followed
+            by `+DIMENSION` for a nuisance.
         seed: Random seed for the mixing of a nuisance.
 
     >>> load("units")[0].feature_names
@@ -149,7 +149,7 @@ def inventory() -> FunctionWorld:
 
 
 def shop() -> FunctionWorld:
-    """Prices of two products; the only feature is the profit."""
+    """Pricing two products; the only feature is the profit."""
 
     def initial(num: int, rng: np.random.Generator) -> State:
         return {"taste": rng.normal(0, 0.5, (num, 2)), "stock": rng.uniform(0, 10, (num, 2))}
@@ -210,7 +210,7 @@ def units() -> FunctionWorld:
 def feedback(num_actions: int, scale: float = 1.0) -> Policy:
     """A policy that pushes back: the larger the first observation, the likelier the first action.
 
-    A fifth of the actions are uniformly random, the others the first or the last action.
+    A fifth of the actions are uniformly random; the others are the first or the last candidate.
 
     Args:
         num_actions: Number of candidate actions.

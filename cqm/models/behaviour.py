@@ -26,12 +26,12 @@ def fit_behaviour(
     seed: int,
     options: Mapping[str, Any],
 ) -> Classifier:
-    """Train a classifier that predicts each later action from its state and the context.
+    """Train a classifier that predicts each later action from the state before it and the context.
 
     Args:
         rows: `inputs` and `steps` as for `cqm.models.transition.unrolled_loss`, and the later
             actions, `actions` `[n, arms, horizon − 1]`.
-        num_states: Coordinates of the state.
+        num_states: Number of coordinates of the state.
         num_actions: Number of candidate actions.
         seed: Random seed.
         options: Options of the training loop.

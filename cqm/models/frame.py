@@ -3,8 +3,8 @@
 Effects are measured in units of their own: each feature is divided by the size of its effects, so
 none is neglected because its numbers are small. Observations are split into the directions that
 actions move and the rest. Directions of the rest may shape the effects (a clock, a gain) or be
-unrelated to them (a nuisance). To tell which, a first regression is fitted; each of these
-directions is scaled by how strongly the fitted effects vary along it.
+unrelated to them (a nuisance). A first regression tells them apart: each direction of the rest is
+scaled by how strongly the fitted effects vary along it.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _SPAN_FAMILIES = 5_000  # enough for the directions in which effects vary
 _STEP_FAMILIES = 2_000  # enough for the mean and spread of a step's features
 _ROUNDING = 1e-11  # effects below this share of the outcome are rounding errors
 _WAVES, _ROUNDS = 512, 3
-_SMALLEST_SCALE = 0.02  # of a direction that does not seem to matter
-_CARRIED_SCALE = 0.1  # directions of the rest above it are predicted at every step
-_PURER = 0.01  # by how much the log-variance of a coordinate must differ to choose other units
+_SMALLEST_SCALE = 0.02  # scale of a direction that does not seem to matter
+_CARRIED_SCALE = 0.1  # directions of the rest with a larger scale are predicted at every step
+_PURER = 0.01  # raw units are used if they lower the log-variance per coordinate by more
 
 
 @dataclass(frozen=True)
@@ -61,9 +61,9 @@ class Frame:
         basis = output_basis("effect", scaled[:_SPAN_FAMILIES])
         rms = float(np.sqrt(np.mean((scaled @ basis) ** 2))) or 1.0
         self.targets = np.where(self.moved, 1 / self.units, 0.0)[:, None] * basis / rms
-        """From effects to the coordinates that are learned, `[features, coordinates]`."""
+        """Maps effects to the coordinates that are learned, `[features, coordinates]`."""
         self.outputs = self.units[:, None] * basis * rms * self.moved[:, None]
-        """From those coordinates to effects, `[features, coordinates]`."""
+        """Maps those coordinates to effects, `[features, coordinates]`."""
         self._effects = effects
         self.transform: np.ndarray | None = None
         """Scaling of the inputs that suits a regression; None until the inputs are computed."""
@@ -85,9 +85,9 @@ class Frame:
         return (effects / self.units)[..., self.moved]
 
     def errors(self, predicted: np.ndarray, observed: np.ndarray, arms: np.ndarray) -> np.ndarray:
-        """Squared error of predicted effects `[n, actions, features]`, in own units, `[n]`."""
+        """Mean squared error of predicted effects `[n, actions, features]`, in own units, `[n]`."""
         misses = self.in_own_units(predicted, arms) - self.in_own_units(observed)
-        return np.sum(misses**2, axis=(1, 2)) / max(1, misses[0].size)  # no action may move any
+        return np.sum(misses**2, axis=(1, 2)) / max(1, misses[0].size)  # 0 if nothing moves
 
     @functools.cached_property
     def own(self) -> np.ndarray | None:
@@ -95,7 +95,7 @@ class Frame:
         if self.branches.features_are_next_observation:
             return np.arange(len(self.branches.feature_names))
         names = {name: i for i, name in enumerate(self.branches.feature_names)}
-        # Mixtures of features and of observations have the same names, but are mixed differently.
+        # Mixed features and mixed observations have the same names, but are mixed differently.
         mixed = self.branches.nuisance is not None
         if mixed or not set(self.branches.observation_names) <= set(names):
             return None
@@ -106,7 +106,8 @@ class Frame:
         """Units of the observations, and orthonormal bases of the moved directions and the rest.
 
         The projection onto the moved directions depends on the units. If signals are mixed, wrong
-        units let the rest leak in, which raises the variance; the units with the lowest are used.
+        units let the rest leak in, which raises the variance along these directions; the units with
+        the lowest variance are used.
         """
         spread = self.observations.std(axis=0)
         spread = np.where(spread > 0, spread, 1.0)
@@ -138,7 +139,7 @@ class Frame:
 
     @functools.cached_property
     def _scaled_rest(self) -> tuple[np.ndarray, np.ndarray]:
-        """The rest with its axes by importance, `[observations, rest]`, and the axes' scales."""
+        """Axes of the rest, most important first, `[observations, rest]`, and their scales."""
         moved, rest = self._whitened
         if rest.shape[1] == 0 or not self.complete:
             scale = REST_SCALE if moved.shape[1] else 1.0
@@ -155,7 +156,7 @@ class Frame:
         scales = np.sqrt(np.maximum(values, 0) / max(largest, 1e-300))
         scales = np.clip(scales, _SMALLEST_SCALE, 1.0)[::-1]
         axes = axes[:, ::-1]
-        back = np.eye(len(products))  # from the inputs below to white coordinates
+        back = np.eye(len(products))  # from the inputs below to whitened coordinates
         back[size:, size:] = axes.T / scales[:, None]
         self.transform = stretching(back @ products @ back.T)
         return rest @ axes, scales

@@ -71,10 +71,10 @@ class WorldsProtocol:
     states: tuple[int, ...] = (2_000, 20_000)
     """Numbers of training states."""
     random_states: tuple[int, ...] = (5_000,)
-    """The same for random worlds."""
+    """Numbers of training states for random worlds."""
     test_states: int = 500
     test_draws: int = 64
-    """Draws per test state, whose mean stands for the expected effect."""
+    """Draws per test state; their mean stands for the expected effect."""
     horizon: int = 12
     discount: float = 0.95
     seed: int = 7
@@ -85,7 +85,7 @@ class WorldsProtocol:
     def restricted(
         self, worlds: Sequence[str] | None = None, states: Sequence[int] | None = None
     ) -> WorldsProtocol:
-        """The protocol for some worlds, which may be new ones, and some of its sizes."""
+        """The protocol restricted to some worlds, which may be new, and to some of its sizes."""
         protocol = self
         if worlds is not None:
             for name in set(worlds) - set(self.worlds):
@@ -155,7 +155,7 @@ class WorldsStudy(Study):
         return {**stored, "study": study}
 
     def jobs(self) -> list[JobKey]:
-        """The smallest first; among equals, in the order of the worlds."""
+        """Jobs with the fewest states first; ties are in the order of the worlds."""
         sizes = {True: self.protocol.random_states, False: self.protocol.states}
         jobs: list[JobKey] = [
             {"world": world, "states": num}
@@ -218,7 +218,7 @@ def study_world(
     """Errors of the default model, of each candidate and of the paper's model, one row each.
 
     Args:
-        world: Its name.
+        world: Name of the world.
         states: Number of training states.
         protocol: The other settings.
         directory: Where branches of this world are kept between runs.
@@ -296,7 +296,7 @@ def _collected(
         "continuation": continuation,
         "show_progress": False,
     }
-    # Jobs of the same world share its test branches, and the first of them collects.
+    # Jobs of the same world share its test branches; the first job collects them.
     with storage.exclusive(directory, wait=True, patience_seconds=_A_DAY):
         training = collect(
             world,
@@ -357,5 +357,5 @@ def _file_name(world: str) -> str:
 
 
 def _or_none(value: Any) -> Any:
-    """JSON has no NaN."""
+    """The value; None for NaN and infinities, which JSON does not have."""
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -13,7 +13,7 @@ TITLES = {"paper": "Paper's", "default": "Default"}
 
 
 def tables(results: Results) -> list[Table]:
-    """One line per world and number of training states."""
+    """The table of errors, with one line per world and number of training states."""
     return [_errors(results)] if results.worlds else []
 
 
@@ -78,8 +78,8 @@ def _errors(results: Results) -> Table:
         legend="Excess error: squared error against the expected effects as a share of their "
         "squared size, averaged over the features that actions move; 0 is perfect, 1 is no better "
         "than predicting no effect. Bold: the best single model. A dash: the candidate cannot be "
-        "fitted there. Noise floor: the lowest share that a model which sees only the state can "
-        "reach on single draws. "
+        "fitted on this world. Noise floor: the lowest error that a model which sees only the "
+        "state can reach on single draws, as a share of their squared size. "
         "Above the best: the default's error minus the best single model's, with the standard "
         "error of this difference over test states; bold if it exceeds the allowance, the largest "
         "of 5% of the best error, two standard errors and 0.001. Seconds: processor time of the "
