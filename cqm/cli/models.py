@@ -134,7 +134,10 @@ class Fit:
             )
         kinds = {"residual": ResidualModel, "hindsight": HindsightModel}
         model = kinds[self.estimator](
-            width=self.width, members=self.members or 1, updates=self.updates, seed=self.seed
+            width=self.width,
+            members=1 if self.members is None else self.members,
+            updates=self.updates,
+            seed=self.seed,
         )
         logs = Logs.load(self.directory)
         self._check_calibration(logs)

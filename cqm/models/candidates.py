@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from cqm import storage
 from cqm.branches.dataset import Branches
 from cqm.models.behaviour import fit_behaviour
 from cqm.models.frame import FAMILIES, Frame
@@ -32,7 +33,16 @@ from cqm.models.predictors import (
 )
 from cqm.models.preprocessing import Coordinates, input_coordinates, output_basis
 from cqm.models.stream import open_source
-from cqm.models.training import Batch, InMemory, MemberLossFn, Objective, Source, Stage, Training
+from cqm.models.training import (
+    MAX_SEED,
+    Batch,
+    InMemory,
+    MemberLossFn,
+    Objective,
+    Source,
+    Stage,
+    Training,
+)
 from cqm.models.transition import (
     LATENT,
     Transition,
@@ -76,7 +86,8 @@ class Task:
     digest: str  # of all families
     options: Mapping[str, Any]  # of the training loop
     corrections: np.ndarray | None = None
-    """Noise to subtract from the targets of all families; None if labels are not cleaned."""
+    """What is subtracted from the targets of all families, `[n, arms, coordinates]`: explained
+    noise, or whatever turns labels into the answers to distil; None if labels stay as they are."""
 
     @property
     def controls(self) -> np.ndarray:
@@ -245,13 +256,17 @@ class Trained(Candidate):
         """The loss, compiled once for all cycles."""
         return Objective(self.loss())
 
-    def cycles(self) -> list[Training]:
-        """Settings of the cycles; one if no families are held out."""
-        total = self.settings.updates
-        if len(self.task.families) == len(self.task.all_families):
-            return [self.settings]
-        parts = [max(1, round(share * total)) for share in CYCLES]
-        return [replace(self.settings, updates=num) for num in parts]
+    def cycles(self, updates: Sequence[int] | None = None) -> list[Training]:
+        """Settings of the cycles, each with a seed of its own; one if no families are held out."""
+        total, seed = self.settings.updates, self.settings.seed
+        assert seed is not None
+        if updates is None:
+            held_out = len(self.task.families) < len(self.task.all_families)
+            updates = [max(1, round(share * total)) for share in CYCLES] if held_out else [total]
+        return [
+            replace(self.settings, updates=int(num), seed=(seed + i) % (MAX_SEED + 1))
+            for i, num in enumerate(updates)
+        ]
 
     @functools.cached_property
     def _rows(self) -> Source:
@@ -301,7 +316,10 @@ class Trained(Candidate):
     ) -> Any:
         source, task = self.source(everything=everything), self.task
         cycles = [("", self.objective, training) for training in later]
-        return task.model._train(network, stages, source, task.digest, task.options, cycles)
+        digest = task.digest
+        if task.corrections is not None:
+            digest += "-" + storage.sha256_arrays({"corrections": task.corrections})
+        return task.model._train(network, stages, source, digest, task.options, cycles)
 
 
 @dataclass(frozen=True)
@@ -354,8 +372,10 @@ class Direct(Trained):
     def source(self, *, everything: bool) -> Source:
         """Rows of the families, with cleaned targets if labels are cleaned."""
         source, corrections = super().source(everything=everything), self.task.corrections
-        if corrections is None or not isinstance(source, InMemory):
+        if corrections is None:
             return source
+        if not isinstance(source, InMemory):
+            raise ValueError("its rows do not fit into memory_gb, so its labels cannot be changed")
         targets = source.arrays["targets"]
         reference = self.model.reference if self.task.frame.complete else None
         known = center(corrections[: len(targets)], reference)
@@ -602,7 +622,9 @@ class Unrolled(Trained):
             others = others.reshape(size, _CORRECTION_DRAWS, arms, -1).mean(axis=1)
             noise_parts.append(np.asarray(center(own - others) @ to_targets))
             effect_parts.append(np.asarray(center(others) @ to_targets))
-        both = (np.concatenate(parts) for parts in (noise_parts, effect_parts))
+        both = [np.concatenate(parts) for parts in (noise_parts, effect_parts)]
+        if not all(np.isfinite(values).all() for values in both):
+            raise ValueError("what it says about the labels is not finite")
         return Explanation(*(v.reshape(-1, recipe.draws, *v.shape[1:]).mean(axis=1) for v in both))
 
     @functools.cached_property

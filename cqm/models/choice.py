@@ -7,12 +7,13 @@ in the held-out outcomes is common to all candidates and raises every score alik
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import re
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -47,7 +48,7 @@ _COMPARED = 1_000  # held-out families that candidates are compared on
 CLEANED = " on cleaned labels"
 """Suffix of the name of a candidate that learned from cleaned labels."""
 _WORTH_CLEANING = 0.9  # labels are cleaned if at most this share of their noise is left
-_TOLERANCE = 0.01  # how much larger the error may be, relative to it, if that avoids unrolling
+_TOLERANCE = 0.001  # by how much the error may be higher, in own units, if that avoids unrolling
 _LEAST_WEIGHT = 0.05  # a candidate with less is not worth its time
 _SECONDS_PER_TRAINING = 2.5  # with other stages and predictions, relative to the cycles
 _CHECKED = 32  # states for which a refitted candidate's predictions are checked
@@ -199,33 +200,50 @@ class Choice:
         return [attempt for attempt in self.attempts if attempt.predictor is not None]
 
     def _fast_enough(self) -> Combination:
-        """The best combination without unrolling, which is slow, unless that is clearly worse."""
+        """The best combination; one without unrolling, which is slow, if it is good enough.
+
+        It is good enough if it is not worse than the best single candidate.
+        """
         best = self._combined(self._fitted)
         fast = [a for a in self._fitted if not isinstance(a.candidate, Unrolled)]
         if not fast or not best.is_slow:
             return best
         second = self._combined(fast)
-        loss = second.errors - best.errors
-        worse = loss.mean() > max(2 * _standard_error(loss), _TOLERANCE * best.errors.mean())
-        return best if worse else second
+        single = min(self._fitted, key=lambda attempt: attempt.score)
+        loss = second.errors - Combination((single,)).errors
+        return second if loss.mean() <= max(_standard_error(loss), _TOLERANCE) else best
 
     def _distil(self) -> None:
         """If the best answers need unrolling, teach them to direct networks, which are faster."""
-        best, explanation = self._combined(self._fitted), self.explanation
+        self.teacher = self._combined(self._fitted)
         wanted = "direct" in self.model.names_of_candidates and self.task.frame.complete
-        if not (wanted and best.is_slow) or explanation is None:
-            return
+        if wanted and self.teacher.is_slow and self.explanation is not None:
+            with self._optional("distilling"):
+                self._attempt(Distilled(self._taught(self.explanation)))
+
+    def _taught(self, explanation: Explanation) -> Task:
+        """The task of learning the teacher's answers, for all families."""
         frame, everything = self.task.frame, self.task.all_families
-        answers = np.zeros(explanation.effects.shape)
-        for attempt, weight in zip(best.attempts, best.weights, strict=True):
-            if isinstance(attempt.candidate, Unrolled):
-                answers += weight * explanation.effects
-            elif attempt.predictor is not None:
-                effects = attempt.predictor(everything.observations).mean(axis=0)
-                answers += weight * center(effects) @ frame.targets
-        labels = [frame.rows_of_targets(part.effects()) for part in everything.batches()]
-        known = np.concatenate(labels).reshape(answers.shape) - answers
-        self._attempt(Distilled(replace(self.task, corrections=np.asarray(known, np.float32))))
+        known, start = np.empty(explanation.effects.shape, np.float32), 0
+        for part in everything.batches():
+            labels = part.effects().mean(axis=1) @ frame.targets
+            rows = slice(start, start + len(labels))
+            for attempt, weight in zip(self.teacher.attempts, self.teacher.weights, strict=True):
+                if isinstance(attempt.candidate, Unrolled):
+                    labels -= weight * explanation.effects[rows]
+                elif attempt.predictor is not None:
+                    effects = attempt.predictor(part.observations).mean(axis=0)
+                    labels -= weight * center(effects) @ frame.targets
+            known[rows], start = labels, rows.stop
+        return replace(self.task, corrections=known)
+
+    @contextlib.contextmanager
+    def _optional(self, what: str) -> Iterator[None]:
+        """Go on without something that fails."""
+        try:
+            yield
+        except _FAILURES as error:
+            warnings.warn(f"{what} failed: {error}", stacklevel=7)
 
     def _best(self, fitted: Sequence[Attempt]) -> Attempt:
         """The simplest candidate that is within a standard error of the best.
@@ -305,7 +323,8 @@ class Choice:
         if attempt.predicted is None or not isinstance(attempt.candidate, Unrolled):
             return False
         assert isinstance(attempt.predictor, UnrolledPredictor)
-        self.explanation = attempt.candidate.explanation(attempt.predictor.network)
+        with self._optional("explaining the noise in the labels"):
+            self.explanation = attempt.candidate.explanation(attempt.predictor.network)
         if self.explanation is None:
             return False
         known = self.explanation.noise
@@ -365,7 +384,7 @@ class Choice:
         """The cycles to run; with fewer updates if the budget is too short for all of them."""
         cycles, given = candidate.cycles(), self.model.updates
         if isinstance(given, Mapping):
-            return [replace(cycles[0], updates=int(num)) for num in given.get(candidate.name, [])]
+            return candidate.cycles(given.get(candidate.name, []))
         if self.budget is None:
             return cycles
         if self._seconds_left() <= 0:
@@ -439,10 +458,22 @@ class Choice:
         else:
             assert isinstance(candidate, Trained)
             assert attempt.cycle is not None
+            if isinstance(candidate, Distilled):
+                candidate = Distilled(self._taught_anew())
             network = candidate.train(attempt.before, "all", attempt.cycle, everything=True)
             predictor = candidate.predictor(network)
         _finite(predictor(self._observations[:_CHECKED]))
         return predictor
+
+    def _taught_anew(self) -> Task:
+        """The task of learning what the teacher answers once it has learned from all families."""
+        explanation = None
+        for part in self.teacher.attempts:
+            predictor = self.refitted(part)
+            if isinstance(part.candidate, Unrolled) and isinstance(predictor, UnrolledPredictor):
+                explanation = part.candidate.explanation(predictor.network)
+        assert explanation is not None
+        return self._taught(explanation)
 
     def _record(self, chosen: Combination) -> None:
         """Record on the model which candidates were tried, and the outcome of each."""
@@ -455,9 +486,10 @@ class Choice:
             if attempt.errors is not None and best.errors is not None:
                 error, spread = float(attempt.errors.mean()), _standard_error(attempt.errors)
                 excess = attempt.errors - best.errors
-                note = "not clearly better"
-                if excess.mean() > 0:
-                    note = f"error higher by {_with_error(excess)}"
+                note = f"error higher by {_with_error(excess)}"
+                if excess.mean() <= 0:
+                    reason = "slow" if isinstance(attempt.candidate, Unrolled) else "not clearly"
+                    note = f"error lower by {_with_error(-excess)}, but {reason}"
             for part, weight in zip(chosen.attempts, chosen.weights, strict=True):
                 if part is attempt:
                     note = "chosen" if alone else f"in the stack, weight {weight:.2f}"

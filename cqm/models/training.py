@@ -261,7 +261,8 @@ def train_members(
 
     Args:
         networks: The members, stacked along the first axis of every array.
-        loss: `(member, batch) -> scalar`.
+        loss: `(member, batch) -> scalar`; besides the rows, the batch has a random number between
+            0 and 1 for each of them, `uniform`.
         source: Rows to draw batches from.
         training: Settings; the batch size is that of one member.
         **options: Further arguments of `train`.
@@ -274,6 +275,7 @@ def train_members(
             name: values.reshape(members, len(values) // members, *values.shape[1:])
             for name, values in batch.items()
         }
+        own["uniform"] = jax.random.uniform(key, (members, training.batch_size))
         return jnp.sum(eqx.filter_vmap(objective.loss_fn)(networks, own)) / members
 
     together = replace(training, batch_size=members * training.batch_size)

@@ -198,15 +198,16 @@ def single_step_loss(model: Transition, batch: Mapping[str, Array], spread: Arra
     """Error of single steps, each from the true state before it, in units of a typical change.
 
     It pretrains the network for unrolling, and is faster because steps are computed in parallel.
-    Of every row, one branch is used: steps of different states teach more than as many of one.
+    One random branch is used per row: steps from different states teach more than the same number
+    of steps from one state.
 
     Args:
         model: The network, without a latent state.
-        batch: As for `unrolled_loss`.
+        batch: As for `unrolled_loss`, and a random number per row, `uniform`.
         spread: From `step_spread`.
     """
-    rows = jnp.arange(len(batch["inputs"]))
-    arms = rows % batch["controls"].shape[1]  # rows are drawn at random, so these are too
+    rows, num_arms = jnp.arange(len(batch["inputs"])), batch["controls"].shape[1]
+    arms = jnp.floor(batch["uniform"] * num_arms).astype(int)
     controls, steps = batch["controls"][rows, arms], batch["steps"][rows, arms]
     before = before_steps(batch, model.num_states)[rows, arms]
     _, fixed = model.start(batch["inputs"])
