@@ -191,7 +191,7 @@ class Choice:
         chosen = self._fast_enough()
         names = " and ".join(attempt.name for attempt in chosen.attempts)
         say(f"Chosen: {names}; fitting to all families", self.show)
-        parts = tuple(self.refitted(attempt) for attempt in chosen.attempts)
+        parts = tuple(map(self.refitted, chosen.attempts))
         self._record(chosen)
         return parts[0] if len(parts) == 1 else StackedPredictor(parts, chosen.weights)
 
@@ -278,7 +278,8 @@ class Choice:
                 raise
             attempt.predictor = attempt.errors = None
             attempt.note = f"failed: {error}"
-            warnings.warn(f"the candidate {name} {attempt.note}", stacklevel=7)
+            level = 8 if isinstance(candidate, Distilled) else 7  # whoever called `fit`
+            warnings.warn(f"the candidate {name} {attempt.note}", stacklevel=level)
         attempt.seconds = time.monotonic() - started
         attempt.cpu_seconds = time.process_time() - cpu_started
         if attempt.note:

@@ -13,6 +13,7 @@ from support.worlds import pushed_world
 import cqm
 from cqm.models import choice
 from cqm.models.candidates import CANDIDATES, CYCLES, Direct, RidgeRegression
+from cqm.models.choice import Combination
 from cqm.models.effect import EffectModel
 from cqm.models.predictors import StackedPredictor
 from cqm.models.training import Training
@@ -300,8 +301,11 @@ def test_a_refit_that_fails_leaves_what_was_compared(error, smooth, monkeypatch,
 
     with monkeypatch.context() as patch:
         patch.setattr(RidgeRegression, "fit", fail)
-        with pytest.warns(UserWarning, match="ridge did not learn from the held-out families: out"):
+        with pytest.warns(
+            UserWarning, match="ridge did not learn from the held-out families: out"
+        ) as caught:
             model = EffectModel(candidates=("constant", "ridge"), **TINY).fit(smooth)
+    assert [warning.filename for warning in caught] == [__file__]
     assert model.method_ == "ridge"
     text = "ridge did not learn from the held-out families: out of luck"
     assert model.notes_ == [text]
@@ -313,6 +317,85 @@ def test_a_refit_that_fails_leaves_what_was_compared(error, smooth, monkeypatch,
     np.testing.assert_array_equal(
         model.effect(smooth.observations), alone.effect(smooth.observations)
     )
+
+
+def test_a_refit_whose_predictions_are_not_finite_leaves_what_was_compared(smooth, monkeypatch):
+    train, before = Direct.train, []
+
+    def diverging(candidate, network, name, training, **options):
+        trained = train(candidate, network, name, training, **options)
+        if name != "all":
+            return trained
+        before.append(network)
+        return jax.tree.map(lambda values: values * np.nan, trained)
+
+    monkeypatch.setattr(Direct, "train", diverging)
+    text = (
+        "direct did not learn from the held-out families: its predictions are not finite; lower "
+        "the learning rate"
+    )
+    with pytest.warns(UserWarning, match=text):
+        model = EffectModel(candidates="direct", **TINY).fit(smooth)
+    assert len(before) == 1
+    assert model.notes_ == [text]
+    assert text in model.summary()
+    assert np.isfinite(model.effect(smooth.observations)).all()
+    assert (model.method_, notes(model)) == ("direct", {"direct": "chosen"})
+
+
+# Held-out errors of four families after each cycle; the second number of a pair is their spread.
+CLEAR = [(1.0, 0.0), (0.8, 0.0), (0.6, 0.0), (0.4, 0.0)]
+
+
+@pytest.mark.parametrize(
+    ("errors", "made", "best"),
+    [
+        (CLEAR, 4, 4),
+        ([(1.0, 0.0), (0.8, 0.3), *CLEAR[2:]], 4, 4),  # lower by 0.2 ± 0.15
+        ([(1.0, 0.0), (0.8, 0.5), *CLEAR[2:]], 2, 2),  # by 0.2 ± 0.25
+        ([*CLEAR[:2], (0.9, 0.0), CLEAR[3]], 3, 2),
+    ],
+)
+def test_training_goes_on_while_cycles_help_by_a_standard_error(
+    errors, made, best, smooth, monkeypatch
+):
+    scores, signs = iter(errors), np.array([1.0, -1.0, 1.0, -1.0])
+
+    def score(chooser, attempt, predictor):
+        mean, spread = next(scores)
+        if mean >= attempt.score:
+            return False
+        attempt.predictor, attempt.predicted = predictor, np.zeros((4, 3, 2))
+        attempt.errors = mean + spread * signs
+        return True
+
+    monkeypatch.setattr(choice.Choice, "_score", score)
+    monkeypatch.setattr(choice.Choice, "_combined", lambda self, fitted: Combination(tuple(fitted)))
+    settings = {**TINY, "updates": {"direct": [1, 2, 3, 4]}}
+    model = EffectModel(candidates="direct", **settings).fit(smooth)
+    updates = {name: run["updates_made"] for name, run in model.training_.items()}
+    assert updates == {**{f"direct-{i}": i for i in range(1, made + 1)}, "direct-all": best}
+
+
+@pytest.mark.parametrize(
+    ("members", "expected"),
+    [(None, {"unrolled": 1, "direct": 4}), (2, {"unrolled": 2, "direct": 2})],
+)
+@pytest.mark.parametrize("candidate", ["unrolled", "direct"])
+def test_direct_networks_are_four_unless_their_number_is_given(
+    candidate, members, expected, smooth, tmp_path
+):
+    settings = {**TINY, "candidates": candidate, "members": members, "validation": 0.0}
+    model = EffectModel(**settings).fit(smooth)
+    assert len(model.member_effects(smooth.observations[:3])) == expected[candidate]
+    model.save(tmp_path)
+    loaded = EffectModel.load(tmp_path)
+    assert loaded.members == members
+    assert len(loaded.member_effects(smooth.observations[:3])) == expected[candidate]
+
+
+def test_the_papers_model_is_one_network():
+    assert EffectModel.paper().members == 1
 
 
 def test_without_time_for_networks_there_is_a_model_that_says_so(smooth, capsys):

@@ -281,6 +281,37 @@ def test_arrays_that_do_not_fit_are_named(saved, tmp_path, model, change):
     assert name.removeprefix("part.1.").partition(".")[0] in str(e.value)
 
 
+@pytest.mark.parametrize(("model", "prefix"), [("effect-ridge", ""), ("effect-stack", "part.1.")])
+def test_a_regression_of_an_effect_model_has_one_member(saved, tmp_path, model, prefix):
+    directory = shutil.copytree(saved / model, tmp_path / "model")
+
+    def double(arrays):
+        for name in ("frequencies", "phases", "weights"):
+            values = arrays[f"{prefix}waves.{name}"]
+            arrays[f"{prefix}waves.{name}"] = np.concatenate([values, values])
+
+    reseal(directory, change_arrays=double)
+    with pytest.raises(
+        DamagedFileError, match=r"'waves\.frequencies' must be \[1, inputs, waves\]"
+    ):
+        cqm.load_model(directory)
+
+
+def test_a_behaviour_with_a_latent_state_is_refused(saved, tmp_path):
+    directory = shutil.copytree(saved / "effect-latent", tmp_path / "model")
+
+    def add_behaviour(arrays):
+        sizes = (arrays["inputs.matrix"].shape[1], 4, 4, 3)
+        for i in range(3):
+            arrays[f"behaviour.layers.{i}.weight"] = np.zeros(sizes[i : i + 2], np.float32)
+            arrays[f"behaviour.layers.{i}.bias"] = np.zeros(sizes[i + 1], np.float32)
+        arrays["continuations"] = np.zeros(arrays["continuations"].shape)
+
+    reseal(directory, change_arrays=add_behaviour)
+    with pytest.raises(DamagedFileError, match="a behaviour cannot see a latent state"):
+        cqm.load_model(directory)
+
+
 def test_a_calibration_must_fit_its_model(saved, tmp_path):
     directory = shutil.copytree(saved / "residual", tmp_path / "model")
     config = storage.read_json(directory / CONFIG)

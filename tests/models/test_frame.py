@@ -135,6 +135,16 @@ def test_mixed_features_are_not_mixed_observations_though_their_names_are_the_sa
     assert frame.steps.num_states == 0
 
 
+@pytest.mark.parametrize("own", [False, True])
+def test_a_nuisance_gives_features_and_observations_the_same_names_whatever_they_are(own):
+    features = {"features": lambda state, action, noise, after: 2 * state} if own else {}
+    plain = pushed_world(lambda state, action, noise: action, **features)
+    frame, branches = frame_of(NuisanceWorld(plain, Nuisance(dimension=4)), states=50)
+    assert branches.feature_names == branches.observation_names
+    assert branches.features_are_next_observation != own
+    assert (frame.own is None) == own
+
+
 def trading_world():
     """No action moves an observation; a price, the last of them, shapes the profit."""
 

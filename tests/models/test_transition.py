@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from cqm.models.network import named_arrays
 from cqm.models.transition import (
     Transition,
     all_branches,
@@ -122,6 +123,39 @@ def test_losses_vanish_for_the_network_that_made_the_data():
     np.testing.assert_array_equal(
         before_steps(batch, STATES)[:, :, 0], np.repeat(INPUTS[:, None, :STATES], 3, axis=1)
     )
+
+
+def test_single_steps_are_learned_from_one_branch_of_every_row():
+    """Row by row, from the true state before each step; the arms take turns."""
+    model, arms, num = network(), 3, 4
+    actions = np.random.default_rng(0).integers(3, size=(num, arms, HORIZON))
+    batch = {
+        "inputs": INPUTS,
+        "controls": CODES[actions],
+        "noise": normal(7, num, HORIZON, NOISE),
+        "steps": normal(8, num, arms, HORIZON, STATES + READOUTS),
+    }
+    spread = np.array([0.5, 1.0, 2.0, 4.0], np.float32)
+    weights = {name: np.asarray(values, float) for name, values in named_arrays(model).items()}
+    silu = lambda values: values / (1 + np.exp(-values))
+    errors = []
+    for row, arm in [(0, 0), (1, 1), (2, 2), (3, 0)]:
+        state, context = np.split(np.asarray(INPUTS[row], float), [STATES])
+        for k in range(HORIZON):
+            hidden = np.concatenate([state, context]) @ weights["first.weight"]
+            hidden += weights["first.bias"] + weights["controls"][actions[row, arm, k]]
+            hidden = silu(hidden + np.asarray(batch["noise"][row, k]) @ weights["noise"])
+            for i in range(2):
+                layer = hidden @ weights[f"hidden.{i}.weight"] + weights[f"hidden.{i}.bias"]
+                hidden = hidden + silu(layer)
+            change = hidden @ weights["last.weight"] + weights["last.bias"]
+            reached = np.asarray(batch["steps"][row, arm, k], float)
+            errors.append((np.append(state + change[:STATES], change[STATES:]) - reached) / spread)
+            state = reached[:STATES]
+    expected = np.mean(np.square(errors))
+    np.testing.assert_allclose(single_step_loss(model, batch, spread), expected, rtol=1e-5)
+    others = {**batch, "steps": batch["steps"].at[0, 1:].add(1.0)}  # not the arm of that row
+    assert single_step_loss(model, others, spread) == single_step_loss(model, batch, spread)
 
 
 def test_branches_are_a_first_action_and_the_later_ones():
