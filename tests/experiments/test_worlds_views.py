@@ -35,7 +35,7 @@ def test_a_line_per_world_and_size(rows):
 
 def test_the_verdict_counts_cases(rows):
     assert worlds_views.verdict(Results({}, [], worlds=rows)) == (
-        "2 worlds in 3 cases, one per number of training states. The default model is as good as "
+        "2 worlds in 3 cases, one per world and number of training states. The default model is as good as "
         "the best single model, up to the allowance, in 2 of them, and chose exactly that model in "
         "2."
     )
@@ -51,7 +51,7 @@ def test_worlds_alone_give_a_report(rows, tmp_path):
     page = (tmp_path / "report.html").read_text()
     assert "the default model on many worlds" in page
     assert 'id="table-worlds"' in page
-    assert "<b>Many worlds.</b> 2 worlds, 3 cases" in page
+    assert "<b>Many worlds.</b> 2 worlds in 3 cases" in page
     table = (tmp_path / "tables" / "worlds.md").read_text()
     assert table.startswith("### The default model on many worlds\n")
     assert table.count("| clock |") == 1

@@ -234,7 +234,7 @@ def study_world(
     for name in (*(name for name in CANDIDATES if {name, name + CLEANED} & fitted), PAPER):
         if name in fitted and isinstance(default, _Studied):
             predictor, seconds[name] = default.alone(name)
-            predicted[name] = center(predictor(test.observations).mean(axis=0))
+            predicted[name] = center(predictor(test.observations)).mean(axis=0)
         else:
             started = time.process_time()
             model = fit_model(name, branches, protocol)
