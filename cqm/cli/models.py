@@ -46,16 +46,16 @@ class Fit:
     paper: bool = False
     """Fit the paper's model: raw input, rank 8, width 128, 4,000 updates."""
     candidates: Annotated[tuple[Candidate, ...], default("all")] = ()
-    """Candidates to compare on held-out branches; the best one, or a combination, is kept."""
+    """Candidates to compare on held-out branches; the best one or the best combination is kept."""
     budget: Annotated[str | None, default("none")] = None
-    """Time for learning from branches, such as 60s or 5min."""
+    """Time budget for learning from branches, such as 60s or 5min."""
     updates: Annotated[int | None, default("16000, or 2000 with hindsight")] = None
     """Number of gradient steps per network; not for residual."""
     validation: Annotated[float | None, default("a tenth")] = None
     """Share of the branches to hold out, to compare candidates and to stop training early."""
     width: Annotated[int | None, default("128, or 256 with hindsight")] = None
     """Width of the hidden layers; not for residual."""
-    members: Annotated[int | None, default("1, or 4 of direct")] = None
+    members: Annotated[int | None, default("1, or 4 for direct")] = None
     """Number of networks to average; for logs, number of sets of random Fourier features."""
     seed: int = 0
     """Random seed for initialisation and batches."""

@@ -68,8 +68,11 @@ UPDATES = 16_000
 TRAINING = Training(UPDATES, batch_size=16, learning_rate=1e-3, schedule="cosine")
 """Default training of a network; many small batches give the lowest error in a given time."""
 CYCLES = (1 / 16, 1 / 8, 5 / 16, 1 / 2)  # shares of the updates
-_STEP_UPDATES, _STEP_BATCH = 3, 1 / 2  # of training on single steps, relative to the cycles
-_RIDGE_FAMILIES = 50_000  # more hardly change a regression
+_STEP_UPDATES, _STEP_BATCH = (
+    3,
+    1 / 2,
+)  # updates and batch size on single steps, relative to the cycles
+_RIDGE_FAMILIES = 50_000  # more families hardly change a regression
 _WAVES, _ROUNDS = 1_024, 1
 _CORRECTION_DRAWS, _CORRECTED_ROWS = 8, 512
 _MAX_PAIRS = 1_000  # products of inputs in a quadratic regression
@@ -109,7 +112,7 @@ class Candidate(abc.ABC):
 
     name: str
     complexity: int
-    """Of candidates that are about equally good, the one with the lowest is chosen."""
+    """Among candidates that are about equally good, the least complex is chosen."""
 
     def __init__(self, task: Task):
         self.task, self.model = task, task.model
@@ -135,7 +138,7 @@ class ClosedForm(Candidate):
 
 
 class Constant(ClosedForm):
-    """The same effects in every state: the mean."""
+    """The mean effects, the same in every state."""
 
     name, complexity = "constant", 0
 
@@ -225,7 +228,7 @@ class Trained(Candidate):
     """A candidate whose network is trained in cycles."""
 
     members: int
-    """Number of networks that are averaged, unless the model has a number of its own."""
+    """Number of networks to average, unless the model's `members` is set."""
 
     def __init__(self, task: Task):
         super().__init__(task)
@@ -233,7 +236,7 @@ class Trained(Candidate):
 
     @abc.abstractmethod
     def rows(self, part: Branches) -> dict[str, np.ndarray]:
-        """Training rows of some families, the same number for each family."""
+        """Training rows of some families; each family has the same number of rows."""
 
     @abc.abstractmethod
     def initial(self) -> Any:
@@ -241,7 +244,7 @@ class Trained(Candidate):
 
     @abc.abstractmethod
     def loss(self) -> MemberLossFn:
-        """What a member minimises on a batch."""
+        """The loss that each member minimises on a batch."""
 
     @abc.abstractmethod
     def predictor(self, network: Any) -> Predictor:
@@ -279,7 +282,7 @@ class Trained(Candidate):
         return open_source(families, self.rows, memory_gb=self.model.memory_gb, seed=seed)
 
     def source(self, *, everything: bool) -> Source:
-        """Rows of the families to learn from, or of all of them."""
+        """Rows of the training families, or of all families."""
         families, num_all = self.task.families, len(self.task.all_families)
         if everything or len(families) == num_all:
             return self._rows
@@ -289,7 +292,7 @@ class Trained(Candidate):
         return self._open(families)
 
     def sample(self) -> Batch:
-        """Rows to learn from, or the first window of them."""
+        """Training rows, or the first window of them."""
         source = self.source(everything=False)
         return {name: rows[: source.num] for name, rows in source.window(0).items()}
 
@@ -302,7 +305,7 @@ class Trained(Candidate):
         everything: bool,
         later: Sequence[Training] = (),
     ) -> Any:
-        """Train for one cycle; the expected time that is shown includes the later ones."""
+        """Train for one cycle; the displayed expected time includes the later cycles."""
         stages: list[Stage] = [(f"{self.name}-{name}", self.objective, training)]
         return self._run(network, stages, later, everything=everything)
 
@@ -335,7 +338,7 @@ class Direct(Trained):
     """A network from state and action to effects, fitted to centred outcomes as in the paper."""
 
     name, complexity = "direct", 2
-    members = 4  # cheap, and they make errors of their own where labels are noisy
+    members = 4  # they are cheap, and their errors differ where labels are noisy
 
     @functools.cached_property
     def maps(self) -> Maps:
@@ -423,19 +426,19 @@ class Direct(Trained):
         return loss
 
     def predictor(self, network: Any) -> Predictor:
-        """The predictor that maps input coordinates to output coordinates by these networks."""
+        """The predictor that uses these networks."""
         return DirectPredictor(self.maps.inputs, self.maps.outputs, network, self.controls)
 
 
 class Distilled(Direct):
-    """A direct network that learns the answers of another predictor, to give them faster."""
+    """A direct network trained to reproduce the answers of a slower predictor."""
 
     name = "distilled"
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """What a transition network says about labels, in the coordinates that are learned.
+    """A transition network's explanation of labels, in the coordinates that are learned.
 
     The explained noise is the predicted effect under the later actions and noise of the label,
     minus the mean prediction under fresh ones. Given the state, its expectation is zero however
@@ -474,7 +477,7 @@ class Unrolled(Trained):
         return self.task.families.noise_kind == "signal"
 
     def rows(self, part: Branches) -> dict[str, np.ndarray]:
-        """One row per draw."""
+        """Training rows, one per family and draw."""
         recipe, frame, table = part.recipe, self.task.frame.steps, self.task.controls
         steps = [np.asarray(frame.steps(b.step_features), np.float32) for b in part.batches()]
         arms = np.repeat(part.arms[:, None], recipe.draws, axis=1)
@@ -529,7 +532,7 @@ class Unrolled(Trained):
 
     @functools.cached_property
     def _paths(self) -> np.ndarray:
-        """Observed paths of the noise to average over, `[draws, horizon, noise]`."""
+        """Observed noise paths to average over, `[draws, horizon, noise]`."""
         noise = self._standardised(self.task.families[:FAMILIES].noise)
         paths = noise.reshape(-1, *noise.shape[2:])
         chosen = np.random.default_rng([self.model.seed, 1]).choice(
@@ -582,7 +585,7 @@ class Unrolled(Trained):
         )
 
     def explanation(self, network: Any) -> Explanation | None:
-        """What the networks say about the families' labels.
+        """The networks' explanation of all families' labels.
 
         None if the distribution of the later actions is unknown or the families do not fit into
         memory.

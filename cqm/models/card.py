@@ -26,7 +26,7 @@ def write_card(model: Estimator, *, timed: bool = True) -> str:
 
     Args:
         model: The model.
-        timed: Whether to show how long its candidates took, which is different every time.
+        timed: Whether to show how long the candidates took, which varies from run to run.
     """
     recipe, world = model.recipe_, model.world_
     nuisance = world.get("nuisance")

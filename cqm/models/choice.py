@@ -1,4 +1,4 @@
-"""Choosing a candidate: all are compared on held-out families, the best is refitted to all data.
+"""Choosing a candidate: all are compared on held-out families, and the best is refitted to all.
 
 Every candidate is scored on the same held-out families, in units of the effects' own size, so that
 differences between candidates are paired. The standard errors shown are those of the scores; noise
@@ -41,21 +41,25 @@ from cqm.quotient import center
 if TYPE_CHECKING:
     from cqm.models.effect import EffectModel
 
-_SHARE = 0.1  # of the families is held out,
-_FEWEST, _LARGEST_SHARE = 500, 0.25  # but at least so many, up to this share
-_FEWEST_PIECES = 16  # in which a set is shuffled before some of it is held out
+_SHARE = 0.1  # share of the families that is held out
+_FEWEST, _LARGEST_SHARE = 500, 0.25  # at least this many, but at most this share
+_FEWEST_PIECES = 16  # a set is shuffled in at least so many pieces before some is held out
 _COMPARED = 1_000  # held-out families that candidates are compared on
 CLEANED = " on cleaned labels"
 """Suffix of the name of a candidate that learned from cleaned labels."""
 _WORTH_CLEANING = 0.9  # labels are cleaned if at most this share of their noise is left
 _TOLERANCE = 0.001  # by how much the error may be higher, in own units, if that avoids unrolling
-_LEAST_WEIGHT = 0.05  # a candidate with less is not worth its time
-_SECONDS_PER_TRAINING = 2.5  # with other stages and predictions, relative to the cycles
+_LEAST_WEIGHT = 0.05  # a candidate with a smaller weight is not worth its time
+_SECONDS_PER_TRAINING = 2.5  # of a whole training run, relative to its cycles alone
 _CHECKED = 32  # states for which a refitted candidate's predictions are checked
 _FEWEST_UPDATES = 100  # a network that has time for fewer is left out
 _UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0}
-_FAILURES = (ValueError, MemoryError, jax.errors.JaxRuntimeError)  # of a single candidate
-_ROUNDING = 1e-12  # squared errors below it, in own units, are due to rounding
+_FAILURES = (
+    ValueError,
+    MemoryError,
+    jax.errors.JaxRuntimeError,
+)  # exceptions that leave out one candidate
+_ROUNDING = 1e-12  # squared errors below this, in own units, are due to rounding
 
 
 @dataclass(frozen=True)
@@ -65,7 +69,7 @@ class Comparison:
     candidate: str
     error: float  # squared error in units of the effects' size; NaN if it was not fitted
     standard_error: float
-    seconds: float  # to fit and score; NaN in a loaded model
+    seconds: float  # time to fit and score it; NaN in a loaded model
     note: str  # whether it was chosen, or why not
 
 
@@ -145,7 +149,7 @@ class Choice:
         self.started = time.monotonic()
         self.budget = None if model.budget is None else seconds_of(model.budget)
         if self.budget is not None:
-            options = {**options, "directory": None}  # a resumed fit would plan other updates
+            options = {**options, "directory": None}  # a resumed fit would plan differently
         num = self._num_held_out(len(branches))
         branches = _shuffled(branches, int(model.seed)) if num else branches
         families, held_out = branches[: len(branches) - num], branches[len(branches) - num :]
@@ -170,7 +174,7 @@ class Choice:
         return held_out
 
     def predictor(self) -> Predictor:
-        """Fit all candidates, cheap ones first; refit the best, or those that are best together."""
+        """Fit all candidates, cheap ones first, and refit the best one or the best combination."""
         for name in CANDIDATES:
             if name in self.model.names_of_candidates:
                 self._attempt(CANDIDATES[name](self.task))
@@ -248,7 +252,7 @@ class Choice:
     def _best(self, fitted: Sequence[Attempt]) -> Attempt:
         """The simplest candidate that is within a standard error of the best.
 
-        A network is scored after each cycle and keeps its best score, which is thus optimistic.
+        A network keeps the best of its scores after each cycle, so its score is optimistic.
         """
         best = min(fitted, key=lambda attempt: attempt.score)
         for attempt in sorted(fitted, key=lambda a: (a.candidate.complexity, a.score)):
@@ -259,7 +263,7 @@ class Choice:
         return best
 
     def _attempt(self, candidate: Candidate) -> None:
-        """Fit a candidate to the families to learn from; one that fails is left out."""
+        """Fit a candidate to the training families; if it fails, leave it out."""
         cleaned = self.task.corrections is not None and not isinstance(candidate, Distilled)
         name = candidate.name + (CLEANED if cleaned else "")
         attempt, started = Attempt(candidate, name, note=candidate.obstacle()), time.monotonic()
@@ -317,7 +321,7 @@ class Choice:
         return observed - known @ self.task.frame.outputs.T
 
     def _clean_labels(self) -> bool:
-        """Subtract the noise that the transition explains from all labels, if that helps."""
+        """If it helps, subtract from all labels the noise that the transition explains."""
         if self.held_out is None or not set(self.model.names_of_candidates) & {"ridge", "direct"}:
             return False
         attempt = self.attempts[-1]
@@ -361,7 +365,7 @@ class Choice:
         if not cycles:
             attempt.note = "left out: the budget is too short"
             if self.budget is None:
-                attempt.note = "left out: updates has none for it"
+                attempt.note = "left out: `updates` has no entry for it"
             return
         network, everything = candidate.pretrain(network, cycles), self.held_out is None
         for i, training in enumerate(cycles, start=1):
@@ -401,7 +405,7 @@ class Choice:
         return [replace(c, updates=max(1, int(share * c.updates))) for c in cycles]
 
     def _combined(self, fitted: Sequence[Attempt]) -> Combination:
-        """The best candidate, or several of them if these together are clearly better.
+        """The best candidate, or a weighted mean of several if that is clearly better.
 
         Of all subsets, the one whose weighted mean has the least squared error is taken; with few
         candidates they can all be tried.
@@ -437,7 +441,7 @@ class Choice:
         return Combination(tuple(a for a, _ in used), np.array([w for _, w in used]), errors)
 
     def refitted(self, attempt: Attempt) -> Predictor:
-        """A candidate fitted to all families, or as it was if that fails."""
+        """A candidate refitted to all families; unchanged if refitting fails."""
         started = time.process_time()
         if not attempt.refitted:
             try:

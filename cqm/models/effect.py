@@ -53,8 +53,8 @@ class EffectModel(Estimator):
         decoder_rank: Rank of the shared decoder of `direct`; by default the rank of the training
             effects. If given, only `direct` is fitted.
         width: Width of the hidden layers.
-        members: Number of networks that are trained together and averaged; by default one of
-            `unrolled` and four of `direct`.
+        members: Number of networks that are trained together and averaged; by default one for
+            `unrolled` and four for `direct`.
         reference: Reference distribution over actions, for centring; uniform by default.
         graph: Comparison graph; if given, `direct` fits differences along its edges, and the other
             candidates are left out.
@@ -62,7 +62,7 @@ class EffectModel(Estimator):
         training: Settings of the training loop; by default those that suit the candidate.
         updates: Number of gradient steps per network; by default as in `training`. To repeat a fit
             that had a budget, pass its `updates_`.
-        validation: Share of the families to hold out for the comparison; by default a tenth, and
+        validation: Share of the families to hold out for the comparison; by default a tenth, or
             more in small sets. With 0, a single candidate is trained on all families, without
             early stopping.
         memory_gb: Memory for the training rows, in gigabytes; a larger set is read from its shards

@@ -80,7 +80,7 @@ class Estimator(Parameters, abc.ABC):
 
     # Parameters that every estimator has.
     width: int | None
-    members: Any  # a number; None in an effect model leaves it to the candidates
+    members: Any  # a number; in an effect model, None lets each candidate decide
     reference: Reference
     training: Training | None
     updates: Any  # a number, or None; an effect model also takes those of every cycle
@@ -165,7 +165,7 @@ class Estimator(Parameters, abc.ABC):
         return getattr(self, "method", "")
 
     def _ensemble(self, make_fn: Callable[[Any], Network], members: int) -> Network:
-        """The initial networks, stacked; so many unless the model has a number of its own."""
+        """The initial networks, stacked; `members` of them unless the model sets a number."""
         return stacked_members(make_fn, int(self.members or members), int(self.seed))
 
     def _training_settings(self, default: Training) -> Training:

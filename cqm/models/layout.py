@@ -165,7 +165,7 @@ def _unrolled(arrays: Mapping[str, np.ndarray]) -> Axes:
     axes = _UNROLLED | (_LATENT if "network.lift.weight" in arrays else _PLAIN)
     axes |= _NOISE if "noise" in arrays else {}
     if "behaviour.layers.0.weight" in arrays and "network.lift.weight" in arrays:
-        raise ValueError("a behaviour cannot see a latent state")
+        raise ValueError("a model with a latent state cannot have a behaviour policy")
     return axes | (_BEHAVIOUR if "behaviour.layers.0.weight" in arrays else {})
 
 

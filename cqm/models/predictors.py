@@ -56,7 +56,7 @@ class TablePredictor:
 
 @dataclass(frozen=True)
 class FourierPredictor:
-    """Effects that are linear in regressors of the state.
+    """Effects as a linear function of regressors that are computed from the state.
 
     The regressors are a constant, the inputs, cosines of them and, if there are weights for them,
     the products of all pairs of inputs.
@@ -197,7 +197,7 @@ class UnrolledPredictor:
 
 @dataclass(frozen=True)
 class StackedPredictor:
-    """A weighted mean of predictors whose errors differ."""
+    """A weighted mean of predictors."""
 
     parts: tuple[Predictor, ...]
     weights: np.ndarray  # [parts], positive, with sum 1
@@ -292,7 +292,7 @@ def in_blocks(
     Args:
         predict_fn: Maps a float32 block `[size, inputs]` to predictions.
         inputs: All inputs.
-        size: Rows per block; fewer where there are only a few states.
+        size: Rows per block; smaller blocks are used for only a few states.
         axis: The axis of the predictions that runs over rows.
     """
     num = min(len(inputs), size)

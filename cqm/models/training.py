@@ -108,7 +108,7 @@ class Source(Protocol):
 
     @property
     def num(self) -> int | None:
-        """Batches are drawn from so many rows of a window, the first ones; None for all."""
+        """Batches are drawn from this many rows at the start of a window; None for all."""
 
     def window(self, chunk: int) -> Batch:
         """The rows for one chunk of updates; the same number of rows for every chunk."""
@@ -146,7 +146,7 @@ class _State(eqx.Module):
 class Objective:
     """A loss with the programs compiled for it, so that several training runs can share them.
 
-    They are forgotten together with the objective: a process that keeps some hundred crashes.
+    They are released together with the objective: a process that keeps hundreds crashes.
     """
 
     loss_fn: Callable
@@ -335,7 +335,7 @@ def _finite(loss: float, name: str, step: int) -> float:
 def _chunk_fn(objective: Objective, training: Training, compiled_fn: Callable[[], Any]) -> Callable:
     """A function that makes a number of updates; it calls `compiled_fn` once it is compiled.
 
-    How many updates and rows there are is data, so that one program serves runs of any length.
+    The numbers of updates and rows are data, so that one program serves runs of any length.
     """
 
     def update(

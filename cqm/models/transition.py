@@ -1,6 +1,6 @@
 """Effects by unrolling a transition network under the later actions and noise of each label.
 
-What makes a label noisy is known in training: the later actions and, in a world whose noise is a
+What makes a label noisy is known during training: the later actions and, in a world whose noise is a
 signal, the path of that signal. Given both, the outcome of a branch is a deterministic function of
 state and first action. The network learns that function step by step, with one set of weights for
 all steps, so every step of every branch is a training example. The effect of an action is the mean
@@ -25,7 +25,7 @@ from cqm.models.network import Classifier, Linear, small_at_first
 from cqm.quotient import center
 
 LATENT = 32  # coordinates of a state that has to be learned
-_LEAST_SPREAD = 1e-3  # of a step's change, relative to the spread of the coordinate
+_LEAST_SPREAD = 1e-3  # smallest spread of a step's change, relative to that of the coordinate
 _ABSOLUTE_WEIGHT = 0.1  # weight of the error in the features themselves, relative to their effects
 
 
@@ -267,5 +267,5 @@ def unrolled_loss(
 
 
 def _mean_square(values: Array) -> Array:
-    """Zero if there are no values, as in a world in which actions change nothing."""
+    """Mean square; zero if there are no values, as in a world in which actions change nothing."""
     return jnp.sum(values**2) / max(1, values.size)

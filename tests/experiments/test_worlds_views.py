@@ -35,9 +35,9 @@ def test_a_line_per_world_and_size(rows):
 
 def test_the_verdict_counts_cases(rows):
     assert worlds_views.verdict(Results({}, [], worlds=rows)) == (
-        "2 worlds in 3 cases, one per world and number of training states. The default model is as good as "
-        "the best single model, up to the allowance, in 2 of them, and chose exactly that model in "
-        "2."
+        "2 worlds in 3 cases, one per world and number of training states. The default model is as "
+        "good as the best single model, up to the allowance, in 2 of them, and chose exactly that "
+        "model in 2."
     )
     assert worlds_views.verdict(Results({}, [])) == ""
 

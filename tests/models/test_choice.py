@@ -433,7 +433,10 @@ def test_a_budget_shortens_training_and_its_updates_repeat_it(candidate, smooth,
 
 def test_a_network_without_updates_is_left_out(smooth):
     model = EffectModel(candidates=("constant", "direct"), width=8, updates={}).fit(smooth)
-    assert notes(model) == {"constant": "chosen", "direct": "left out: updates has none for it"}
+    assert notes(model) == {
+        "constant": "chosen",
+        "direct": "left out: `updates` has no entry for it",
+    }
 
 
 def test_few_updates_are_made_if_there_is_time(smooth):

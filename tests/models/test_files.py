@@ -308,7 +308,7 @@ def test_a_behaviour_with_a_latent_state_is_refused(saved, tmp_path):
         arrays["continuations"] = np.zeros(arrays["continuations"].shape)
 
     reseal(directory, change_arrays=add_behaviour)
-    with pytest.raises(DamagedFileError, match="a behaviour cannot see a latent state"):
+    with pytest.raises(DamagedFileError, match="a latent state cannot have a behaviour"):
         cqm.load_model(directory)
 
 
