@@ -1,10 +1,10 @@
 """Effects by unrolling a transition network under the later actions and noise of each label.
 
-What makes a label noisy is known during training: the later actions and, in a world whose noise is a
-signal, the path of that signal. Given both, the outcome of a branch is a deterministic function of
-state and first action. The network learns that function step by step, with one set of weights for
-all steps, so every step of every branch is a training example. The effect of an action is the mean
-over fresh continuations and fresh noise.
+What makes a label noisy is known during training: the later actions and, in a world whose noise is
+a signal, the path of that signal. Given both, the outcome of a branch is a deterministic function
+of state and first action. The network learns that function step by step, with one set of weights
+for all steps, so every step of every branch is a training example. The effect of an action is the
+mean over fresh continuations and fresh noise.
 
 The coordinates of a step are its *state*, which the next step starts from, followed by the
 *readouts*: features that later steps do not depend on, such as a reward. The state starts with the

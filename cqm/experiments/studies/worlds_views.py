@@ -27,8 +27,8 @@ def verdict(results: Results) -> str:
     same = sum(row["candidate"] == row["chosen"] for row in best)
     worlds = counted(len({world for world, _ in cases}), "world")
     return (
-        f"{worlds} in {counted(len(cases), 'case')}, one per world and number of training states. The "
-        f"default model is as good as the best single model, up to the allowance, in {good} of "
+        f"{worlds} in {counted(len(cases), 'case')}, one per world and number of training states. "
+        f"The default model is as good as the best single model, up to the allowance, in {good} of "
         f"them, and chose exactly that model in {same}."
     )
 
