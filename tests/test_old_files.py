@@ -90,7 +90,12 @@ def test_an_interrupted_checkpoint_is_refused_with_the_way_out(tmp_path):
     (copy / "effect.checkpoint.safetensors").rename(copy / "direct-1.checkpoint.safetensors")
     training = cqm.Training(updates=16, batch_size=8, chunk=4)
     model = cqm.EffectModel(
-        candidates="direct", conditioning="effect", width=8, training=training, validation=0.0
+        candidates="direct",
+        conditioning="effect",
+        width=8,
+        members=1,
+        training=training,
+        validation=0.0,
     )
     branches = cqm.Branches.open(OLD / "branches")
     with pytest.raises(ValueError, match=r"written by an earlier version .* remove it to start"):
