@@ -59,7 +59,7 @@ TURN = 0.9 * np.array([[np.cos(0.5), np.sin(0.5)], [-np.sin(0.5), np.cos(0.5)]])
 PUSH = np.array([[0.3, -0.1], [0.0, 0.0], [0.1, 0.3]])  # [actions, features]
 
 
-def linear_world():
+def linear_world(**changes):
     """o' = o T + push of the action, so that outcomes are linear in o and known."""
     return FunctionWorld(
         step=lambda state, action, exogenous: state @ TURN + action,
@@ -68,6 +68,7 @@ def linear_world():
         feature_names=("x", "y"),
         observation_names=("x", "y"),
         name="linear",
+        **changes,
     )
 
 
@@ -189,7 +190,7 @@ def untrained(monkeypatch):
     """Methods as they are before the first update, without compiling a training."""
 
     def unchanged(model, *_, **__):
-        return Trained(model, np.zeros(1), np.empty(0), 0)
+        return Trained(model, np.zeros(1))
 
     for module, name in (
         (fitting, "train"),
@@ -295,7 +296,7 @@ def test_tasks_that_do_not_fit_are_refused(linear):
         task(pairs)
     with pytest.raises(ValueError, match="needs training settings with a seed"):
         task(linear, Training())
-    world = linear_world()
+    world = linear_world(features=lambda state, action, exogenous, after: 2 * after)
     world.observation_names = ("u", "v")
     with pytest.raises(ValueError, match="needs features that are the observation"):
         fitted("world", collected(world, 20, 1), TINY)
@@ -334,8 +335,12 @@ def smoke():
     return given, sets["test"], held_out, storage.read_arrays(V01 / "methods.safetensors")[0]
 
 
+# The default is meant to change from version to version.
+KEPT = [name for name in METHODS if name != "default"]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*METHODS, *(f"{m}+effect" for m in (*PAPER, "cqm-full-rank"))])
+@pytest.mark.parametrize("name", [*KEPT, *(f"{m}+effect" for m in (*PAPER, "cqm-full-rank"))])
 def test_every_method_predicts_what_version_0_1_did(smoke, name):
     given, test, held_out, expected = smoke
     method, conditioning = method_of(name)

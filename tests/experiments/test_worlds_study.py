@@ -305,5 +305,5 @@ def test_candidates_of_the_default_are_what_they_are_alone_bit_for_bit(tmp_path,
         predictor, seconds = models["default"].alone(name)
         assert seconds > 0
         alone = fit(name, branches, protocol).effect(test.observations)
-        found = center(predictor(test.observations).mean(axis=0))
+        found = center(predictor(test.observations)).mean(axis=0)
         np.testing.assert_array_equal(found, alone)
