@@ -187,7 +187,7 @@ def test_a_stack_is_the_weighted_mean_of_its_candidates(stacked, mixed):
     model, observations = stacked, mixed.observations
     assert isinstance(model.predictor_, StackedPredictor)
     weights = model.predictor_.weights
-    assert (weights > 0.2).all()
+    assert (weights > 0.1).all()
     assert weights.sum() == pytest.approx(1, abs=1e-9)
     names = ("ridge", "direct")
     alone = [EffectModel(candidates=name, **STACKED).fit(mixed) for name in names]

@@ -155,7 +155,7 @@ def test_the_card_and_the_configuration_say_what_was_done(direct, held_out, tmp_
 
 
 def test_training_ends_with_the_first_cycle_that_does_not_help_and_repeats_the_best(branches):
-    training = Training(updates=1600, batch_size=30, learning_rate=5e-3, chunk=100)
+    training = Training(updates=1600, batch_size=30, learning_rate=1e-2, chunk=100)
     settings = {"candidates": "direct", "members": 1, "conditioning": "none", "width": 64}
     settings["training"] = training
     few = branches[:40]  # soon known by heart
