@@ -13,6 +13,10 @@ import numpy as np
 
 _PENALTIES = 10.0 ** np.arange(-6, 4)  # per row, for regressors of unit size
 _UNPENALISED = 1e3  # scale at which the penalty of a regressor becomes negligible
+_GRADIENT_ROWS = 500  # enough rows to average gradients over
+_LEARNING_ROWS, _LEARNING_WAVES = 10_000, 512  # enough to learn which inputs matter
+_BLOCK_ROWS = 1_024  # rows whose regressors are in memory at once
+_SMALLEST_SCALE = 1e-4  # scale of a direction in which the function does not vary
 _SCALES = (1.0, 2.0, 4.0)  # frequencies, in radians over the overall spread of the inputs
 
 
@@ -71,10 +75,52 @@ def ridge(
     return Ridge(size[:, None] * weights, size[:, None] * by_fold, predictions)
 
 
+@dataclass(frozen=True)
+class Regression:
+    """A ridge regression; each output has the penalty with the least leave-one-out error."""
+
+    weights: np.ndarray  # [regressors, outputs]
+    predictions: np.ndarray  # [n, outputs], each row predicted from all others
+
+
+def leave_one_out_ridge(
+    design: np.ndarray, targets: np.ndarray, *, free: Sequence[int] = (0,)
+) -> Regression:
+    """Regress targets `[n, outputs]` on regressors `[n, regressors]`.
+
+    Leaving a row out multiplies its residual by a factor that is known in closed form, so all
+    penalties are compared at the cost of one decomposition.
+
+    Args:
+        design: Regressors.
+        targets: Values to explain.
+        free: Columns of the design that are not shrunk, such as the constant.
+    """
+    num = len(design)
+    size = np.ones(design.shape[1])
+    size[list(free)] = _UNPENALISED
+    design = design * size
+    values, axes = np.linalg.eigh(design.T @ design)
+    values = np.maximum(values, 0)[:, None]
+    rotated = design @ axes
+    products, squares = rotated.T @ targets, rotated**2
+    least = np.full(targets.shape[1], np.inf)
+    weights, predictions = np.zeros((design.shape[1], targets.shape[1])), np.zeros(targets.shape)
+    for penalty in _PENALTIES:
+        shrunk = products / (values + penalty * num)
+        leverage = squares @ (1 / (values + penalty * num))
+        misses = (targets - rotated @ shrunk) / np.maximum(1 - leverage, 1e-6)
+        errors = np.mean(misses**2, axis=0)
+        better = errors < least
+        least[better], weights[:, better] = errors[better], shrunk[:, better]
+        predictions[:, better] = (targets - misses)[:, better]
+    return Regression(size[:, None] * (axes @ weights), predictions)
+
+
 def fold_numbers(
     num: int, folds: int, groups: np.ndarray | None = None, *, seed: int = 0
 ) -> np.ndarray:
-    """Random fold of each row, `[n]`; drawn at random, because logs may be periodic.
+    """Fold of each row, `[n]`; drawn at random, because logs may be periodic.
 
     Args:
         num: Number of rows.
@@ -114,6 +160,127 @@ class RandomFourierFeatures:
         """`[n, 1 + inputs + waves]`."""
         waves = np.cos(inputs @ self.frequencies + self.phases)
         return np.concatenate([np.ones((len(inputs), 1)), inputs, waves], axis=1)
+
+    def gradient_products(self, weights: np.ndarray, inputs: np.ndarray) -> np.ndarray:
+        """Mean outer product of the gradients of `self(inputs) @ weights`, `[inputs, inputs]`.
+
+        Args:
+            weights: `[1 + inputs + waves, outputs]`.
+            inputs: Points to average over, `[n, inputs]`.
+        """
+        size = inputs.shape[1]
+        slopes = -np.sin(inputs @ self.frequencies + self.phases)  # [n, waves]
+        total = np.zeros((size, size))
+        for own in weights.T:
+            gradients = own[1 : 1 + size] + (slopes * own[1 + size :]) @ self.frequencies.T
+            total += gradients.T @ gradients / len(inputs)
+        return total / weights.shape[1]
+
+
+def pair_products(inputs: np.ndarray) -> np.ndarray:
+    """Products of all pairs of inputs, squares included, `[n, pairs]`."""
+    i, j = np.triu_indices(inputs.shape[1])
+    return inputs[:, i] * inputs[:, j]
+
+
+def predictions_in_blocks(
+    features: RandomFourierFeatures, weights: np.ndarray, inputs: np.ndarray
+) -> np.ndarray:
+    """Predictions of a regression on Fourier features, `[n, actions, outputs]`.
+
+    Args:
+        features: The cosines.
+        weights: `[actions, regressors, outputs]`. If there are more regressors than features, the
+            others are the products of all pairs of inputs.
+        inputs: `[n, inputs]`.
+    """
+    blocks = []
+    for start in range(0, max(1, len(inputs)), _BLOCK_ROWS):
+        block = inputs[start : start + _BLOCK_ROWS]
+        regressors = features(block)
+        if weights.shape[1] > regressors.shape[1]:
+            regressors = np.concatenate([regressors, pair_products(block)], axis=1)
+        blocks.append(np.stack([regressors @ own for own in weights], axis=1))
+    return np.concatenate(blocks)
+
+
+def stretching(products: np.ndarray) -> np.ndarray:
+    """The transformation that scales each direction by how strongly a function varies along it.
+
+    Args:
+        products: Mean outer product of the function's gradients, `[inputs, inputs]`.
+    """
+    values, axes = np.linalg.eigh(products)
+    scales = np.sqrt(np.maximum(values, 0) / values.max(initial=1e-300))
+    return axes * np.maximum(scales, _SMALLEST_SCALE)
+
+
+@dataclass(frozen=True)
+class FourierRidge:
+    """A ridge regression on random Fourier features of transformed inputs.
+
+    The transformation stretches the directions in which the function varies and shrinks the others,
+    so that the cosines are spent where they help. It is learned from the data: the mean outer
+    product of the fitted function's gradients shows in which directions it varies (Radhakrishnan
+    et al. 2024, "Mechanism for feature learning in neural networks and backpropagation-free machine
+    learning models").
+    """
+
+    transform: np.ndarray  # [inputs, coordinates]
+    features: RandomFourierFeatures
+    fitted: Regression
+    products: np.ndarray  # [inputs, inputs], mean outer product of the gradients
+
+    def __call__(self, inputs: np.ndarray) -> np.ndarray:
+        """`[n, outputs]`."""
+        return self.features(inputs @ self.transform) @ self.fitted.weights
+
+
+def fourier_ridge(
+    inputs: np.ndarray,
+    targets: np.ndarray,
+    *,
+    waves: int,
+    rounds: int,
+    rng: np.random.Generator,
+    transform: np.ndarray | None = None,
+) -> FourierRidge:
+    """Regress targets `[n, outputs]` on inputs `[n, inputs]`, and learn which inputs matter.
+
+    Args:
+        inputs: Inputs of comparable scale.
+        targets: Values to explain, in comparable units.
+        waves: Number of cosines.
+        rounds: Maximum number of rounds in which the transformation is learned; learning stops
+            early if a round does not help.
+        rng: Random generator that draws the cosines.
+        transform: The transformation to start from, `[inputs, coordinates]`.
+    """
+    best, least = None, np.inf
+    transform = np.eye(inputs.shape[1]) if transform is None else transform
+    step = max(1, len(inputs) // _LEARNING_ROWS)
+    sample, sample_targets = inputs[::step], targets[::step]
+    few = min(waves, _LEARNING_WAVES)
+    for _ in range(rounds + 1):
+        seen = sample @ transform
+        features = RandomFourierFeatures.draw(seen, few, rng)
+        fitted = leave_one_out_ridge(features(seen), sample_targets)
+        error = float(np.mean((fitted.predictions - sample_targets) ** 2))
+        if error >= least:
+            break
+        best, least = transform, error
+        products = features.gradient_products(
+            fitted.weights, seen[:: max(1, len(seen) // _GRADIENT_ROWS)]
+        )
+        transform = stretching(transform @ products @ transform.T)
+    assert best is not None
+    seen = inputs @ best
+    features = RandomFourierFeatures.draw(seen, waves, rng)
+    fitted = leave_one_out_ridge(features(seen), targets)
+    products = features.gradient_products(
+        fitted.weights, seen[:: max(1, len(seen) // _GRADIENT_ROWS)]
+    )
+    return FourierRidge(best, features, fitted, best @ products @ best.T)
 
 
 def shrunk_covariance(residuals: np.ndarray) -> np.ndarray:

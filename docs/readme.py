@@ -3,7 +3,8 @@
     python docs/readme.py
 
 The picture is drawn from a few simulated futures, the table from the scores in `results/paper`, and
-each output is what the code above it prints. It takes about two minutes.
+each output is what the code above it prints. The output shown in docs/effects.md is made as well.
+It takes a few minutes.
 `tests/test_readme.py` makes everything again and compares it with what is committed.
 """
 
@@ -26,6 +27,7 @@ from cqm.experiments.scores import domain_title, score
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
+EFFECTS = ROOT / "docs" / "effects.md"
 PICTURES = ROOT / "docs" / "_static"
 THEMES = {"light": "#1f2328", "dark": "#e6edf3"}  # colours of text on a light and a dark page
 
@@ -186,7 +188,7 @@ def examples(text):
     )
     return [
         Example(
-            section=re.findall(r"^## (.*)$", text[: match.start()], re.MULTILINE)[-1],
+            section=["", *re.findall(r"^## (.*)$", text[: match.start()], re.MULTILINE)][-1],
             language=match[1],
             code=match[2],
             shown=match[3],
@@ -217,10 +219,16 @@ def output(example, directory):
     return done.stdout
 
 
-def with_outputs(text):
-    """The text of the README with every shown output made again."""
+def with_outputs(text, *, only_shown=False):
+    """The text of a page with every shown output made again.
+
+    Args:
+        text: The page.
+        only_shown: Whether to skip examples without output, which others may depend on.
+    """
+    chosen = [one for one in examples(text) if one.runs and not (only_shown and one.shown is None)]
     with tempfile.TemporaryDirectory() as directory:
-        printed = [(one, output(one, directory)) for one in examples(text) if one.runs]
+        printed = [(one, output(one, directory)) for one in chosen]
     for example, new in reversed(printed):
         if example.shown is not None:
             text = text[: example.start] + new + text[example.stop :]
@@ -228,11 +236,12 @@ def with_outputs(text):
 
 
 def main():
-    """Rewrite the pictures and the README."""
+    """Rewrite the pictures and the pages."""
     svg = picture()
     for theme, colour in THEMES.items():
         (PICTURES / f"effects-{theme}.svg").write_text(svg.replace("currentColor", colour))
     README.write_text(with_outputs(with_table(README.read_text())))
+    EFFECTS.write_text(with_outputs(EFFECTS.read_text(), only_shown=True))
 
 
 if __name__ == "__main__":

@@ -23,6 +23,10 @@ def branches():
     return cqm.collect(pendulum_world(), states=40, horizon=2, seed=3)
 
 
+def direct(**settings):
+    return cqm.EffectModel(candidates="direct", **settings)
+
+
 class Unprintable:
     def __repr__(self):
         raise RuntimeError("no")
@@ -114,6 +118,10 @@ def test_what_is_no_path(value):
         (lambda b: cqm.EffectModel().fit(3), "EffectModel learns from Branches; got 3"),
         (lambda b: cqm.EffectModel(width=2.5).fit(b), "width must be a whole number.*got 2.5"),
         (lambda b: cqm.EffectModel(updates=np.nan).fit(b), "updates must be a whole number"),
+        (lambda b: direct(updates={"direct": 3}).fit(b), "updates must be a list of numbers"),
+        (lambda b: direct(updates={"direct": [0]}).fit(b), "updates in a cycle must be a whole"),
+        (lambda b: direct(updates={"magic": [3]}).fit(b), "a name in updates must be"),
+        (lambda b: cqm.EffectModel(candidates=3).fit(b), "candidates must be several names"),
         (lambda b: cqm.EffectModel(seed=-1).fit(b), r"seed must be .* in \[0, 4294967295\]"),
         (lambda b: cqm.EffectModel(training=3).fit(b), "training must be a cqm.Training or None"),
         (lambda b: cqm.EffectModel(graph=3).fit(b), "graph must be a ComparisonGraph or None"),
@@ -171,8 +179,8 @@ def test_what_is_not_there_is_named(read, tmp_path):
         (lambda b: cqm.collect(TOY, states=256, draws=10**9), "TB of memory; this machine has"),
         (lambda b: cqm.collect(TOY, states=4, warmup=(0, 10**15)), "TB of memory; this machine"),
         (lambda b: cqm.load_world("reacher-easy", nuisance=40_000), "needs .* GB of memory"),
-        (lambda b: cqm.EffectModel(members=10**8).fit(b), "TB of memory; this machine has"),
-        (lambda b: cqm.EffectModel(width=10**8).fit(b), "TB of memory; this machine has"),
+        (lambda b: direct(members=10**8).fit(b), "TB of memory; this machine has"),
+        (lambda b: direct(width=10**8).fit(b), "TB of memory; this machine has"),
         (lambda b: quotient.ComparisonGraph.complete(10**15), r"\[2, 32768\]"),
     ],
 )

@@ -196,26 +196,36 @@ def test_fit_passes_its_settings_on_and_says_what_it_does(tmp_path, capsys):
     collect = ["collect", "cartpole-swingup", "--horizon", "3", "--states", "60"]
     assert main([*collect, "--out", str(tmp_path / "train")]) == 0
     fit = ["fit", str(tmp_path / "train"), "--out", str(tmp_path / "model")]
-    fit += ["--updates", "5", "--validation", "0.25", "--width", "8"]
+    fit += ["--candidates", "constant", "direct", "--budget", "1h"]
+    fit += ["--updates", "8", "--validation", "0.25", "--width", "8"]
     capsys.readouterr()
     for wrong in (["--paper"], ["--estimator", "residual"]):
         assert main([*fit, *wrong]) == 2
     printed = capsys.readouterr().err
-    assert "fixes all settings but the seed; leave out --updates, --validation, --width" in printed
-    assert "--validation holds out branches, but --estimator residual learns from logs" in printed
+    flags = "--candidates, --budget, --updates, --validation, --width"
+    assert f"fixes all settings but the seed; leave out {flags}" in printed
+    assert "--candidates is for branches, but --estimator residual learns from logs" in printed
     assert main(fit) == 0
-    said = capsys.readouterr().err
-    assert re.sub(r"\d+/s", "", said).splitlines() == [
+    numbers = r"[\d.e-]+ ± [\d.e-]+|\d+/s|in \d+ s"
+    said = re.sub(numbers, "…", capsys.readouterr().err).splitlines()
+    compared = [
         f"Loading {tmp_path / 'train'}",
         "Read 60 branch families",
-        "Reading the training rows",
-        "effect: compiling, then 5 updates",
-        "effect: 5/5 updates, , 0 s left",
+        "constant: error … …",
+        "direct-1: compiling, then 1 updates",
+        "direct-1: 1/1 updates, …, 0 s left",
     ]
+    assert said[: len(compared)] == compared
+    assert "direct: error … …" in said
     model = cqm.load_model(tmp_path / "model")
-    assert (model.updates, model.validation, model.width) == (5, 0.25, 8)
-    assert model.num_examples_ == 45
-    assert model.training_["effect"]["updates_made"] == 5
+    assert f"Chosen: {model.method_.replace('stack', 'constant and direct')}; fitting to all " in (
+        " ".join(said)
+    )
+    assert model.candidates == ("constant", "direct")
+    assert (model.budget, model.updates, model.validation, model.width) == ("1h", 8, 0.25, 8)
+    assert model.num_examples_ == 60
+    assert [row.candidate for row in model.comparison_] == ["constant", "direct"]
+    assert model.training_["direct-1"]["updates_made"] == 1
 
 
 @pytest.mark.slow
@@ -264,7 +274,7 @@ def test_fit_then_query(tmp_path, capsys):
 def test_the_answers_of_a_calibrated_model_are_labelled(tmp_path, capsys):
     world = cqm.load_world("cartpole-swingup", action_names=("left", "none", "right"))
     recipe = {"horizon": 3, "threads": 1}
-    model = cqm.EffectModel(training=cqm.Training(updates=2, chunk=2, batch_size=8), width=8)
+    model = cqm.EffectModel(candidates="direct", updates=2, width=8)
     model.fit(cqm.collect(world, states=40, **recipe))
     model.calibrate(cqm.collect(world, states=30, draws=16, seed=1, **recipe)).save(tmp_path)
     query = ["query", str(tmp_path), "--reward=-cart_position", "--states", "2"]
@@ -420,10 +430,11 @@ def test_a_stopped_fit_says_what_is_in_its_checkpoint(tmp_path, capsys, monkeypa
         raise KeyboardInterrupt
 
     args = ["fit", str(tmp_path / "set"), "--out", str(out), "--width", "4", "--updates", "500"]
+    args += ["--candidates", "direct", "--validation", "0"]
     monkeypatch.setattr(Checkpoint, "write", interrupted)
     assert main(args) == 130
-    said = f"checkpoints are kept in {out} (effect: 250 updates); rerun the command to resume"
+    said = f"checkpoints are kept in {out} (direct-1: 250 updates); rerun the command to resume"
     assert capsys.readouterr().err.splitlines()[-1] == f"cqm: interrupted; {said}"
     monkeypatch.undo()
     assert main(args) == 0
-    assert "effect: resuming after 250 of 500 updates" in capsys.readouterr().err
+    assert "direct-1: resuming after 250 of 500 updates" in capsys.readouterr().err

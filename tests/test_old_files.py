@@ -87,12 +87,20 @@ def test_models_give_the_same_effects_to_the_last_bits(name, tmp_path):
 
 def test_an_interrupted_checkpoint_is_refused_with_the_way_out(tmp_path):
     copy = shutil.copytree(OLD / "checkpoint", tmp_path / "checkpoint")
+    (copy / "effect.checkpoint.safetensors").rename(copy / "direct-1.checkpoint.safetensors")
     training = cqm.Training(updates=16, batch_size=8, chunk=4)
-    model = cqm.EffectModel(method="direct", width=8, training=training)
+    model = cqm.EffectModel(
+        candidates="direct",
+        conditioning="effect",
+        width=8,
+        members=1,
+        training=training,
+        validation=0.0,
+    )
     branches = cqm.Branches.open(OLD / "branches")
     with pytest.raises(ValueError, match=r"written by an earlier version .* remove it to start"):
         model.fit(branches, directory=copy)
-    (copy / "effect.checkpoint.safetensors").unlink()
+    (copy / "direct-1.checkpoint.safetensors").unlink()
     effect = model.fit(branches, directory=copy).effect(EXPECTED["checkpoint/observations"])
     size = np.abs(effect).max()
     np.testing.assert_allclose(effect, EXPECTED["checkpoint/effect"], atol=1e-5 * size)

@@ -3,7 +3,16 @@
 import numpy as np
 import pytest
 
-from cqm.regression import fold_numbers, inverse_root, ridge, shrunk_covariance
+from cqm.regression import (
+    RandomFourierFeatures,
+    fold_numbers,
+    fourier_ridge,
+    inverse_root,
+    leave_one_out_ridge,
+    pair_products,
+    ridge,
+    shrunk_covariance,
+)
 
 
 def test_a_cross_fitted_ridge_predicts_new_rows_and_not_its_own_noise():
@@ -44,3 +53,76 @@ def test_a_shrunk_covariance_is_right_with_much_data_and_diagonal_with_little():
     assert np.abs(off).max() < 0.5
     back = inverse_root(root @ root.T)
     np.testing.assert_allclose(back @ back.T, np.linalg.inv(root @ root.T), rtol=1e-9)
+
+
+def test_leaving_one_row_out_in_closed_form_is_leaving_it_out():
+    rng = np.random.default_rng(0)
+    num = 30
+    design = np.concatenate([np.ones((num, 1)), rng.normal(size=(num, 6))], axis=1)
+    targets = np.stack(
+        [
+            5 + design[:, 1] - 2 * design[:, 2],
+            design[:, 3] + rng.normal(size=num),
+            rng.normal(size=num),
+        ],
+        axis=1,
+    )
+    scaled = design * np.array([1e3, *np.ones(6)])  # the constant is not shrunk
+    best = np.full(3, np.inf)
+    weights, predictions = np.zeros((7, 3)), np.zeros((num, 3))
+    for penalty in 10.0 ** np.arange(-6, 4):
+
+        def solve(rows, penalty=penalty):
+            square = scaled[rows].T @ scaled[rows] + penalty * num * np.eye(7)
+            return np.linalg.solve(square, scaled[rows].T @ targets[rows])
+
+        left_out = np.stack([scaled[i] @ solve(np.arange(num) != i) for i in range(num)])
+        errors = np.mean((left_out - targets) ** 2, axis=0)
+        better = errors < best
+        best[better] = errors[better]
+        predictions[:, better] = left_out[:, better]
+        weights[:, better] = solve(np.arange(num) >= 0)[:, better]
+    fitted = leave_one_out_ridge(design, targets)
+    np.testing.assert_allclose(fitted.predictions, predictions, atol=1e-6)
+    np.testing.assert_allclose(fitted.weights, weights * np.array([[1e3], *[[1.0]] * 6]), atol=1e-6)
+    np.testing.assert_allclose(fitted.weights[:, 0], [5, 1, -2, 0, 0, 0, 0], atol=1e-4)
+
+
+def test_fourier_ridge_finds_which_inputs_matter():
+    rng = np.random.default_rng(0)
+    inputs = rng.normal(size=(600, 8))
+    targets = np.stack([np.sin(2 * inputs[:, 0]), np.cos(inputs[:, 0] + inputs[:, 3])], axis=1)
+    fitted = fourier_ridge(inputs, targets, waves=128, rounds=3, rng=rng)
+    slopes = np.sqrt(np.diag(fitted.products))
+    others = [1, 2, 4, 5, 6, 7]
+    assert slopes[[0, 3]].min() > 5 * slopes[others].max()
+    stretched = np.linalg.norm(fitted.transform, axis=1)
+    assert stretched[[0, 3]].min() > 5 * stretched[others].max()
+    new = rng.normal(size=(500, 8))
+    truth = np.stack([np.sin(2 * new[:, 0]), np.cos(new[:, 0] + new[:, 3])], axis=1)
+    once = fourier_ridge(inputs, targets, waves=128, rounds=0, rng=np.random.default_rng(1))
+    error, plain = (np.mean((model(new) - truth) ** 2) for model in (fitted, once))
+    assert error < 0.02
+    assert error < 0.3 * plain
+
+
+def test_gradient_products_are_those_of_finite_differences():
+    rng = np.random.default_rng(0)
+    inputs, step = rng.normal(size=(40, 3)), 1e-5
+    features = RandomFourierFeatures.draw(inputs, 10, rng)
+    weights = rng.normal(size=(1 + 3 + 10, 2))
+    gradients = np.stack(
+        [
+            (features(inputs + step * axis) - features(inputs - step * axis)) @ weights / (2 * step)
+            for axis in np.eye(3)
+        ],
+        axis=1,
+    )  # [n, inputs, outputs]
+    expected = np.einsum("nio,njo->ij", gradients, gradients) / 40 / 2
+    np.testing.assert_allclose(features.gradient_products(weights, inputs), expected, atol=1e-7)
+
+
+def test_products_of_pairs_include_squares():
+    products = pair_products(np.array([[2.0, 3.0, 5.0]]))
+    assert products.tolist() == [[4.0, 6.0, 10.0, 9.0, 15.0, 25.0]]
+    assert pair_products(np.empty((4, 0))).shape == (4, 0)

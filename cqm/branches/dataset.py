@@ -204,8 +204,19 @@ class Branches:
 
     @property
     def features_are_next_observation(self) -> bool:
-        """Whether the features of a step are the observation of the next state."""
-        return self.feature_names == self.observation_names
+        """Whether the features of a step are the observation of the next state.
+
+        True if both have the same names, or if the world is a `FunctionWorld` with the default
+        `features` and `observe`. Mixed features and observations have the same names whatever they
+        are made of.
+        """
+        functions = self.world.get("functions", {})
+        own_features = "feature_maps" in self.world or functions.get("features") is not None
+        if self.feature_names == self.observation_names:
+            return self.nuisance is None or not own_features
+        plain = self.world["kind"] == "function" and self.nuisance is None and not own_features
+        same_number = len(self.feature_names) == len(self.observation_names)
+        return plain and functions.get("observe") is None and same_number
 
     @property
     def num_actions(self) -> int:
@@ -238,11 +249,11 @@ class Branches:
 
     @property
     def noise_kind(self) -> NoiseKind:
-        """What the noise of the world is, see `cqm.worlds.NoiseKind`.
+        """The kind of the world's noise; see `cqm.worlds.NoiseKind`.
 
-        Seeds count as `none` if no family of the set drew from its generator. Sets that do not
-        store the kind, as those of earlier versions, have signals if they come from a
-        `FunctionWorld`, and seeds otherwise.
+        Seeds count as `none` if no family of the set drew from its generator. Sets from earlier
+        versions, or with undeclared noise, do not store the kind; it is taken to be `signal` for a
+        `FunctionWorld` and `seeds` otherwise.
         """
         if self[:0].noise.shape[-1] == 0:
             return "none"
@@ -400,7 +411,7 @@ class Branches:
         return np.concatenate(results)
 
     def _may_have_drawn(self) -> bool:
-        """Whether a family used its seeds, or nothing is known about it."""
+        """Whether any family used its seeds; also True if that is not recorded."""
         return any(
             "drew" not in shard.names() or bool(shard.read("drew", slice(start, stop)).any())
             for shard, start, stop, _ in self._parts

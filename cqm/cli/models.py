@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from cqm.worlds.contract import World
 
 
-_FIXED_BY_PAPER = ("updates", "validation", "width", "members")
+Candidate = Literal["constant", "ridge", "direct", "unrolled"]
+_FIXED_BY_PAPER = ("candidates", "budget", "updates", "validation", "width", "members")
 
 
 @dataclass(frozen=True)
@@ -44,13 +45,17 @@ class Fit:
     """Directory of held-out branches with at least 16 draws per state, to calibrate the model."""
     paper: bool = False
     """Fit the paper's model: raw input, rank 8, width 128, 4,000 updates."""
-    updates: Annotated[int | None, default("8000, or 2000 with hindsight")] = None
-    """Number of gradient steps per training run; not for residual."""
-    validation: float = 0.0
-    """Share of the branches to hold out; training stops when the loss on them stops improving."""
-    width: Annotated[int | None, default("256")] = None
+    candidates: Annotated[tuple[Candidate, ...], default("all")] = ()
+    """Candidates to compare on held-out branches; the best one or the best combination is kept."""
+    budget: Annotated[str | None, default("none")] = None
+    """Time budget for learning from branches, such as 60s or 5min."""
+    updates: Annotated[int | None, default("16000, or 2000 with hindsight")] = None
+    """Number of gradient steps per network; not for residual."""
+    validation: Annotated[float | None, default("a tenth")] = None
+    """Share of the branches to hold out, to compare candidates and to stop training early."""
+    width: Annotated[int | None, default("128, or 256 with hindsight")] = None
     """Width of the hidden layers; not for residual."""
-    members: int = 1
+    members: Annotated[int | None, default("1, or 4 for direct")] = None
     """Number of networks to average; for logs, number of sets of random Fourier features."""
     seed: int = 0
     """Random seed for initialisation and batches."""
@@ -116,11 +121,12 @@ class Fit:
                 f"--paper fits the paper's model to branches, but --estimator {self.estimator} "
                 "learns from logs; leave out one of the two"
             )
-        if self.validation:
-            raise ValueError(
-                f"--validation holds out branches, but --estimator {self.estimator} learns from "
-                "logs; leave it out"
-            )
+        for name in ("candidates", "budget", "validation"):
+            if getattr(self, name) != getattr(Fit, name):
+                raise ValueError(
+                    f"--{name} is for branches, but --estimator {self.estimator} learns from "
+                    "logs; leave it out"
+                )
         if not (self.directory / "logs.json").exists():
             raise ValueError(
                 f"--estimator {self.estimator} learns from logs, but {self.directory} contains "
@@ -128,7 +134,10 @@ class Fit:
             )
         kinds = {"residual": ResidualModel, "hindsight": HindsightModel}
         model = kinds[self.estimator](
-            width=self.width, members=self.members, updates=self.updates, seed=self.seed
+            width=self.width,
+            members=1 if self.members is None else self.members,
+            updates=self.updates,
+            seed=self.seed,
         )
         logs = Logs.load(self.directory)
         self._check_calibration(logs)

@@ -55,6 +55,19 @@ _LOGS = (
     "dr_score",
     "dr_error",
 )
+_WORLDS = (
+    "own_error",
+    "own_error_se",
+    "pooled_error",
+    "pooled_error_se",
+    "difference",
+    "difference_se",
+    "allowance",
+    "seconds",
+    "selection_error",
+    "selection_error_se",
+    "selection_seconds",
+)
 COLUMNS: dict[str, dict[str, type]] = {
     "scores.csv": {**_JOB, **dict.fromkeys((*SCORES, "ceiling_share"), float)},
     "ceilings.csv": {
@@ -72,21 +85,29 @@ COLUMNS: dict[str, dict[str, type]] = {
         **{"seed": int, "estimator": str},
         **dict.fromkeys(_LOGS, float),
     },
+    "worlds.csv": {
+        **{"world": str, "states": int, "actions": int, "features": int, "moved": int},
+        **{"noise_floor": float, "own_noise_floor": float, "chosen": str, "candidate": str},
+        **dict.fromkeys(_WORLDS, float),
+        "within": int,
+    },
 }
 """Columns of each results file, in order, with their types."""
 FORMER_NAMES = {"logs.csv": {"regret": "regret_share"}}
 """Current names of columns that earlier versions wrote under another name, by file."""
 STUDY_FILES = ("logs-study.json", "logs.json")
 """Settings, versions and failures of the study of logs: the current name, then the former one."""
+WORLDS_FILE = "worlds-study.json"
+"""Settings, versions and failures of the study of worlds."""
 CHECKSUMS, JOBS, TIMES = "checksums.json", "jobs.json", "times.json"
-_RUN_FILES = ("run.json", TIMES, *STUDY_FILES)  # sealed since version 0.3
+_RUN_FILES = ("run.json", TIMES, *STUDY_FILES, WORLDS_FILE)  # sealed since version 0.3
 Status = Literal["done", "other code", "unknown code", "missing", "damaged"]
 """State of a job: done by the code that wrote the tables, by other code, or by code that was not
 recorded; without a record; or with a record that is damaged and was left out."""
 
 
 class RunFile(msgspec.Struct):
-    """`run.json` and `logs-study.json`: settings, versions, commands, failures; sealed since 2."""
+    """Settings, versions, commands and failures, as in `run.json`; sealed since 2."""
 
     schema: int = 1
     preset: str = ""
@@ -129,7 +150,7 @@ class StudyJobs(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class JobList(msgspec.Struct, forbid_unknown_fields=True):
-    """`jobs.json`: all jobs behind the tables, by study (`benchmark` or `logs`)."""
+    """`jobs.json`: all jobs behind the tables, by study (`benchmark`, `logs` or `worlds`)."""
 
     schema: int
     studies: dict[str, StudyJobs]
@@ -219,6 +240,9 @@ class Results:
     logs: list[Row] = field(default_factory=list)
     study: dict[str, Any] = field(default_factory=dict)
     """Settings, versions and failures of the study of logs."""
+    worlds: list[Row] = field(default_factory=list)
+    worlds_study: dict[str, Any] = field(default_factory=dict)
+    """Settings, versions and failures of the study of worlds."""
     times: dict[str, Any] = field(default_factory=dict)
     jobs: list[dict[str, Any]] | None = None
     """All jobs behind the tables, each with `job`, `status` and `code`; None if unknown."""
@@ -229,8 +253,13 @@ class Results:
 
     @property
     def failed(self) -> list[dict[str, Any]]:
-        """Jobs of the benchmark and settings of the study of logs that ended with an error."""
-        return [*self.run.get("failed", []), *self.study.get("failed", [])]
+        """Jobs of all studies that ended with an error."""
+        return [failure for run in self.runs for failure in run.get("failed", [])]
+
+    @property
+    def runs(self) -> tuple[dict[str, Any], ...]:
+        """Run files of the benchmark and of the studies of logs and worlds."""
+        return self.run, self.study, self.worlds_study
 
     @cached_property
     def domains(self) -> list[str]:
@@ -292,13 +321,14 @@ class Results:
 
 
 def load(directory: str | Path) -> Results:
-    """Load the results of the benchmark, of the study of logs, or of both.
+    """Load the results of the benchmark, of the studies of logs and worlds, or of several.
 
     A directory of the benchmark must have `run.json` and `scores.csv`; other files are optional. A
     file that was changed is refused; results of versions before 0.3 have no checksums.
     """
     directory = Path(directory)
-    scored = (directory / "scores.csv").is_file() or not (directory / "logs.csv").is_file()
+    others = any((directory / name).is_file() for name in ("logs.csv", "worlds.csv"))
+    scored = (directory / "scores.csv").is_file() or not others
     if scored and not (directory / "run.json").is_file():
         raise FileNotFoundError(
             f"{directory} holds no run: run.json is missing; "
@@ -310,23 +340,27 @@ def load(directory: str | Path) -> Results:
         for name, columns in COLUMNS.items()
         if (name == "scores.csv" and scored) or (directory / name).exists()
     }
-    if not tables.get("scores") and not tables.get("logs"):
+    if not any(tables.get(name) for name in ("scores", "logs", "worlds")):
         raise ValueError(f"{directory / 'scores.csv'} has no rows: no method has been scored yet")
     run, times = _read(directory / "run.json", RunFile), _read(directory / TIMES, Times)
     name = next((n for n in STUDY_FILES if (directory / n).exists()), STUDY_FILES[0])
-    study = _read(directory / name, RunFile)
+    study, worlds_study = (_read(directory / n, RunFile) for n in (name, WORLDS_FILE))
+    files = {"logs": (name, study), "worlds": (WORLDS_FILE, worlds_study)}
     states = None
     if (directory / JOBS).exists():
         states = []
         for part, jobs in _read(directory / JOBS, JobList, sealed_since=1)["studies"].items():
-            if jobs["settings"] != _settings_digest(study if part == "logs" else run):
+            file, content = files.get(part, ("run.json", run))
+            if jobs["settings"] != _settings_digest(content):
                 raise DamagedFileError(
-                    f"{directory / (name if part == 'logs' else 'run.json')} does not belong to "
-                    f"these results: its settings differ; {_repair(directory)}"
+                    f"{directory / file} does not belong to these results: its settings differ; "
+                    f"{_repair(directory)}"
                 )
             states += jobs["jobs"]
     rows = {"scores": [], **tables}
-    return Results(run=run, times=times, study=study, jobs=states, **rows)
+    return Results(
+        run=run, times=times, study=study, worlds_study=worlds_study, jobs=states, **rows
+    )
 
 
 def write_jobs(
@@ -340,7 +374,7 @@ def write_jobs(
 
     Args:
         directory: The run's directory.
-        study: `benchmark` or `logs`.
+        study: `benchmark`, `logs` or `worlds`.
         run: Content of the study's run file.
         jobs: See `JobState`.
         tables: Names of the CSV files that have just been written.

@@ -32,7 +32,7 @@ from cqm.experiments.scores import (
     score,
     title_of,
 )
-from cqm.experiments.studies import logs_views
+from cqm.experiments.studies import logs_views, worlds_views
 
 _RULE = (
     "After ±: 1.96 standard errors over seeds, as in the paper; with five seeds such an interval "
@@ -60,6 +60,7 @@ _ENSEMBLE = ("world", "cqm", "world-ensemble")
 def make_tables(results: Results) -> list[Table]:
     """All tables that the results allow; empty ones are left out."""
     tables = [*(_benchmark(results) if results.scores else ()), *logs_views.tables(results)]
+    tables += worlds_views.tables(results)
     return [table for table in tables if table.groups]
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from cqm.decisions import Calibration
 from cqm.display import counted
-from cqm.models.network import num_parameters
+from cqm.models.network import num_members, num_parameters
 from cqm.names import counted_actions, shortened
 
 if TYPE_CHECKING:
@@ -21,8 +21,13 @@ def hub_metadata(model: Estimator) -> str:
     return "---\nlibrary_name: cqm\ntags:\n" + "".join(f"- {tag}\n" for tag in tags) + "---\n"
 
 
-def write_card(model: Estimator) -> str:
-    """The card of a fitted model, in Markdown."""
+def write_card(model: Estimator, *, timed: bool = True) -> str:
+    """The card of a fitted model, in Markdown.
+
+    Args:
+        model: The model.
+        timed: Whether to show how long the candidates took, which varies from run to run.
+    """
     recipe, world = model.recipe_, model.world_
     nuisance = world.get("nuisance")
     mixed = f", {counted(nuisance['dimension'], 'nuisance dimension')} mixed in" if nuisance else ""
@@ -41,6 +46,7 @@ def write_card(model: Estimator) -> str:
         "Model": [
             f"`{model!r}`, method `{model.method_}`",
             *_network(model),
+            *_comparison(model, timed),
             *(_training(name, record) for name, record in model.training_.items()),
             *model.notes_,
         ],
@@ -82,10 +88,23 @@ def _network(model: Estimator) -> list[str]:
     network = getattr(model.predictor_, "network", None)
     if network is None:
         return []
-    parameters = num_parameters(network) // model.members
+    members = num_members(network)
+    parameters = num_parameters(network) // members
     loss = f", final loss {model.losses_[-1]:.4g}" if model.losses_.size else ""
-    each = " each" if model.members > 1 else ""
-    return [f"{counted(model.members, 'network')} with {parameters:,} parameters{each}{loss}"]
+    each = " each" if members > 1 else ""
+    return [f"{counted(members, 'network')} with {parameters:,} parameters{each}{loss}"]
+
+
+def _comparison(model: Estimator, timed: bool) -> list[str]:
+    """How the candidates of an effect model compared on held-out families."""
+    lines = []
+    for row in getattr(model, "comparison_", ()):
+        error = f"held-out error {row.error:.4g} ± {row.standard_error:.2g}"
+        error = "" if math.isnan(row.error) else error
+        seconds = "" if math.isnan(row.seconds) or not timed else f"{row.seconds:.0f} s"
+        parts = ", ".join(part for part in (error, seconds, row.note) if part)
+        lines.append(f"candidate `{row.candidate}`: {parts}")
+    return lines
 
 
 def _training(name: str, record: dict[str, Any]) -> str:
@@ -118,8 +137,5 @@ def _scores(calibration: Calibration | None, feature_names: Sequence[str]) -> li
     known = sorted((n for n in errors if not math.isnan(errors[n])), key=errors.__getitem__)
     if len(known) > 1:
         least, most = (f"{errors[name]:.4g} ({name})" for name in (known[0], known[-1]))
-        lines.append(
-            f"excess error by feature: from {least} to {most}; features are learned in their own "
-            "units, so those with small effects tend to be learned worst"
-        )
+        lines.append(f"excess error by feature: from {least} to {most}")
     return lines

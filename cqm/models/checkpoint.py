@@ -23,13 +23,12 @@ class Checkpoint:
     step: int  # number of updates made
     settings: Mapping[str, Any]  # JSON values that identify the run
     losses: Sequence[float]  # one per chunk
-    held_out: Sequence[float]  # one per chunk; empty without validation
     leaves: Sequence[np.ndarray]  # arrays of model and optimiser, in the order of their tree
 
     def write(self, path: Path) -> None:
         """Write the checkpoint atomically."""
         arrays = {f"leaf.{i:04d}": leaf[None] for i, leaf in enumerate(self.leaves)}
-        arrays |= {"losses": np.array(self.losses), "held_out": np.array(self.held_out)}
+        arrays["losses"] = np.array(self.losses)
         metadata = {"step": str(self.step), "settings": storage.canonical_json(self.settings)}
         storage.write_sealed_arrays(path, arrays, metadata)
 
@@ -40,7 +39,7 @@ class Checkpoint:
         try:
             fields = msgspec.convert(metadata, _Metadata, strict=False)
             settings = msgspec.convert(json.loads(fields.settings), dict[str, Any])
-            losses, held_out = _losses(arrays, "losses"), _losses(arrays, "held_out")
+            losses = _losses(arrays)
             if sorted(arrays) != [f"leaf.{i:04d}" for i in range(len(arrays))]:
                 raise ValueError(f"its arrays must be numbered leaves; got {sorted(arrays)}")
             if any(leaf.shape[:1] != (1,) for leaf in arrays.values()):
@@ -48,7 +47,7 @@ class Checkpoint:
         except (ValueError, RecursionError) as error:
             raise storage.DamagedFileError(f"{path} is not valid: {error}; {_REPAIR}") from error
         leaves = [arrays[name][0] for name in sorted(arrays)]
-        return cls(fields.step, settings, losses, held_out, leaves)
+        return cls(fields.step, settings, losses, leaves)
 
 
 class _Metadata(msgspec.Struct, forbid_unknown_fields=True):
@@ -56,8 +55,8 @@ class _Metadata(msgspec.Struct, forbid_unknown_fields=True):
     settings: str
 
 
-def _losses(arrays: dict[str, np.ndarray], name: str) -> list[float]:
-    values = arrays.pop(name, np.empty(()))
+def _losses(arrays: dict[str, np.ndarray]) -> list[float]:
+    values = arrays.pop("losses", np.empty(()))
     if values.ndim != 1 or values.dtype.kind != "f" or not np.isfinite(values).all():
-        raise ValueError(f"it must have an array {name!r} of finite numbers")
+        raise ValueError("it must have an array 'losses' of finite numbers")
     return values.tolist()

@@ -46,12 +46,13 @@ from cqm.models.files import (
     model_directory,
     read_model,
 )
+from cqm.models.network import num_members
 from cqm.models.parameters import Parameters, json_values, read_params
 from cqm.models.predictors import Predictor, restore_predictor
 from cqm.models.provenance import Provenance
 from cqm.models.training import (
-    MemberLossFn,
     Source,
+    Stage,
     Training,
     expected_seconds,
     stacked_members,
@@ -78,12 +79,11 @@ class Estimator(Parameters, abc.ABC):
     examples: ClassVar[str]  # what it learns from, in words
 
     # Parameters that every estimator has.
-    method: str
     width: int | None
-    members: int
+    members: Any  # a number; in an effect model, None lets each candidate decide
     reference: Reference
     training: Training | None
-    updates: int | None
+    updates: Any  # a number, or None; an effect model also takes those of every cycle
     seed: int
 
     # Set by `fit`.
@@ -147,7 +147,7 @@ class Estimator(Parameters, abc.ABC):
         self.feature_names, self.observation_names = data.feature_names, data.observation_names
         self.candidate_actions_, self.action_names_ = data.candidate_actions, data.action_names
         self.num_examples_ = len(data)
-        self.method_, self.training_, self.notes_ = self.method, {}, []
+        self.method_, self.training_, self.notes_ = self._default_method(), {}, []
         self.losses_ = np.empty(0)
         self.versions_ = {"cqm": cqm.__version__, "python": platform.python_version()}
         self.versions_ |= {name: version(name) for name in ("jax", "equinox", "optax", "numpy")}
@@ -160,48 +160,56 @@ class Estimator(Parameters, abc.ABC):
             self.predictor_ = self._learn(data, options)
         return self
 
-    def _ensemble(self, make_fn: Callable[[Any], Network]) -> Network:
-        """The initial networks of all members, stacked."""
-        return stacked_members(make_fn, int(self.members), int(self.seed))
+    def _default_method(self) -> str:
+        """The method that the parameters ask for; one that is chosen by data replaces it."""
+        return getattr(self, "method", "")
+
+    def _ensemble(self, make_fn: Callable[[Any], Network], members: int) -> Network:
+        """The initial networks, stacked; `members` of them unless the model sets a number."""
+        return stacked_members(make_fn, int(self.members or members), int(self.seed))
 
     def _training_settings(self, default: Training) -> Training:
         """The model's own settings, or these, with the model's seed and number of updates."""
         training = (self.training or default).with_seed(self.seed)
-        return training if self.updates is None else replace(training, updates=self.updates)
+        if self.updates is None or isinstance(self.updates, Mapping):  # those of every cycle
+            return training
+        return replace(training, updates=self.updates)
 
     def _train(
         self,
         networks: Network,
-        stages: Sequence[tuple[str, MemberLossFn, Training]],
+        stages: Sequence[Stage],
         source: Source | Mapping[str, Any],
         data_digest: str,
         options: Mapping[str, Any],
+        later: Sequence[Stage] = (),
     ) -> Network:
-        """Train all members side by side, stage by stage, and record how it went."""
+        """Train all members side by side, stage by stage, and record how it went.
 
-        def seconds(stages: Sequence[tuple[str, MemberLossFn, Training]]) -> float:
+        The `later` stages are not run here; the expected time that is shown includes them.
+        """
+
+        def seconds(stages: Sequence[Stage]) -> float:
             return sum(
-                expected_seconds(train_members, networks, loss_fn, source, training)
-                for _, loss_fn, training in stages
+                expected_seconds(train_members, networks, loss, source, training)
+                for _, loss, training in stages
             )
 
-        for i, (name, loss_fn, training) in enumerate(stages):
+        for i, (name, loss, training) in enumerate(stages):
             trained = train_members(
                 networks,
-                loss_fn,
+                loss,
                 source,
                 training,
                 name=name,
                 identity=self._identity(data_digest),
                 defaults=self._identity_defaults(),
-                later_fn=functools.partial(seconds, stages[i + 1 :]),
+                later_fn=functools.partial(seconds, [*stages[i + 1 :], *later]),
                 **options,
             )
             networks, self.losses_ = trained.model, trained.losses
-            record = {**dataclasses.asdict(training), "updates_made": trained.updates}
-            record["batch_size"] *= int(self.members)
-            if trained.validation_losses.size:
-                record["validation_loss"] = float(trained.validation_losses.min())
+            record = {**dataclasses.asdict(training), "updates_made": training.updates}
+            record["batch_size"] *= num_members(networks)
             self.training_[name] = record
         return networks
 
@@ -380,7 +388,7 @@ class Estimator(Parameters, abc.ABC):
     def save(self, directory: str | Path) -> None:
         """Write the model: arrays, parameters, and the model card."""
         directory = output_directory("directory", directory)
-        arrays = dict(self._fitted().arrays())
+        arrays = dict(self._fitted().arrays()) | self._extra_arrays()
         if self.losses_.size:
             arrays["losses"] = self.losses_
         if self.calibration_ is not None:
@@ -402,11 +410,23 @@ class Estimator(Parameters, abc.ABC):
             "action_names": list(self.action_names_),
             "num_examples": self.num_examples_,
             "versions": self.versions_,
+            **self._extra_entries(),
         }
         metadata = {"kind": f"cqm {self.kind} model"}
         storage.write_described(directory / CONFIG, config, directory / MODEL, arrays, metadata)
-        card = hub_metadata(self) + self.summary()
+        card = hub_metadata(self) + write_card(self, timed=False)
         storage.write_pieces(directory / CARD, [card.encode()])
+
+    # What one kind of model stores besides; see `EffectModel`.
+
+    def _extra_arrays(self) -> dict[str, np.ndarray]:
+        return {}
+
+    def _extra_entries(self) -> dict[str, Any]:
+        return {}
+
+    def _restore_extras(self, config: Mapping[str, Any], arrays: dict[str, np.ndarray]) -> None:
+        """Set them from a description and arrays."""
 
     @classmethod
     def load(cls, directory: str | Path) -> Self:
@@ -448,12 +468,13 @@ class Estimator(Parameters, abc.ABC):
         # logs.
         names = ("num_examples", "num_families", "num_trajectories")
         model.num_examples_ = next((config[name] for name in names if name in config), 0)
-        model.method_ = config.get("method", model.method)
+        model.method_ = config.get("method", model._default_method())
         model.training_, model.notes_ = config.get("training", {}), config.get("notes", [])
         model.versions_ = config["versions"]
         model.losses_ = arrays.pop("losses", np.empty(0))
         model.calibration_ = decisions.Calibration.from_arrays(arrays)
         model.predictor_ = restore_predictor(arrays)
+        model._restore_extras(config, arrays)
         model.provenance_ = Provenance.from_arrays(arrays) or Provenance.from_interval(
             config.get("families"), model.num_examples_
         )

@@ -17,7 +17,7 @@ import numpy as np
 from cqm import storage
 from cqm.arguments import path as checked_path
 from cqm.branches.recipe import RecipeFields, WorldFields
-from cqm.models.layout import check_arrays
+from cqm.models.layout import check_arrays, current_arrays
 from cqm.storage import DamagedFileError
 
 MODEL = "model.safetensors"
@@ -32,7 +32,7 @@ _UNPACKED_BYTES = 2**26  # allowed in any case
 class SettingsFields(msgspec.Struct):
     """Parameters that every model has; those of one kind of model are checked by its class."""
 
-    members: int
+    members: int | None
     seed: int
     reference: list[float] | None = None
 
@@ -47,6 +47,15 @@ class TrainingRecord(msgspec.Struct):
     schedule: str
     seed: int
     validation_loss: float = 0.0
+
+
+class ComparisonRecord(msgspec.Struct, forbid_unknown_fields=True):
+    """How a candidate did; its seconds are left out because they vary from run to run."""
+
+    candidate: str
+    error: float | None
+    standard_error: float | None
+    note: str
 
 
 class Description(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -67,6 +76,8 @@ class Description(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     action_names: list[str]
     num_examples: int
     versions: dict[str, str]
+    comparison: list[ComparisonRecord] = []
+    updates: dict[str, list[int]] = {}
 
 
 class EarlierDescription(Description, forbid_unknown_fields=True, kw_only=True):
@@ -112,10 +123,12 @@ def read_model(directory: str | Path) -> tuple[dict[str, Any], dict[str, np.ndar
         "observations": len(config["observation_names"]),
         "actions": len(config["candidate_actions"]),
         "features": len(config["feature_names"]),
-        "members": config["settings"]["members"],
         "horizon": config["recipe"]["horizon"],
     }
+    if config["settings"]["members"] is not None:
+        sizes["members"] = config["settings"]["members"]
     try:
+        arrays = current_arrays(arrays)
         check_arrays(config["kind"], arrays, sizes)
     except ValueError as error:
         raise DamagedFileError(

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
+Arrays = dict[str, np.ndarray]
+TRANSITION = "transition."  # prefix of the arrays of a transition outside the predictor
 Axes = dict[str, str]  # axes by the name of an array; an axis is a name, a number or a sum of them
 
 
@@ -27,31 +29,35 @@ _FOURIER = {
     **_COMMON,
     "waves.frequencies": "members inputs waves",
     "waves.phases": "members waves",
-    "waves.weights": "members actions 1+inputs+waves coordinates",
+    "waves.weights": "members actions 1+inputs+waves+pairs coordinates",
 }
+_REGRESSION = {name: axes.replace("members", "1") for name, axes in _FOURIER.items()}
 _DIRECT = {
     **_COMMON,
-    "network.embedding": "members actions embedding",
     **_layers("network.encoder", "inputs", "width", "width", "width"),
     **_layers("network.head", "width+embedding", "width", "width", "rank"),
     **_layers("network.decoder", "rank", "coordinates"),
 }
+_EMBEDDING = {"network.embedding": "members actions embedding"}
+_CONTROLS = {"controls": "actions embedding"}
 _UNROLLED = {
     **_COMMON,
-    "scales": "coordinates",
     "discounts": "horizon",
+    "controls": "actions controls",
     "continuations": "draws later",
-    "network.embedding": "members actions width",
+    "sizes": "2",
+    "network.controls": "members controls width",
     **_layers("network.hidden", "width", "width", "width"),
 }
+_NOISE = {"noise": "draws horizon noise", "network.noise": "members noise width"}
 _PLAIN = {
     **_layers("network.first", "inputs", "width"),
-    **_layers("network.last", "width", "coordinates"),
+    **_layers("network.last", "width", "steps"),
 }
 _LATENT = {
-    **_layers("network.lift", "inputs", "coordinates+latent"),
-    **_layers("network.first", "coordinates+latent+inputs", "width"),
-    **_layers("network.last", "width", "coordinates+latent"),
+    **_layers("network.lift", "inputs", "states"),
+    **_layers("network.first", "states+inputs", "width"),
+    **_layers("network.last", "width", "states+steps"),
 }
 _BEHAVIOUR = _layers("behaviour.layers", "inputs", "hidden", "hidden", "actions", leading="")
 _LOSSES = {"losses": "chunks"}
@@ -64,38 +70,103 @@ _CALIBRATION = {
 _PROVENANCE = {"provenance.families": "runs 3", "provenance.observations": "rows"}
 
 
+def part_prefix(number: int) -> str:
+    """Prefix of the names of the arrays of one part of a stack."""
+    return f"part.{number}."
+
+
+def arrays_under(prefix: str, arrays: Mapping[str, np.ndarray]) -> Arrays:
+    """The arrays whose names start with a prefix, without it."""
+    return {n.removeprefix(prefix): v for n, v in arrays.items() if n.startswith(prefix)}
+
+
+def current_arrays(arrays: Mapping[str, np.ndarray]) -> Arrays:
+    """The arrays of a saved model, with those of an unrolled model of version 0.2 renamed.
+
+    That version gave each action an embedding, which equals a matrix applied to indicator vectors,
+    and stored the basis and the scales of the coordinates separately.
+    """
+    current = dict(arrays)
+    if not {"network.embedding", "scales", "basis"} <= set(current):
+        return current
+    embedding, basis, scales = (current.pop(n) for n in ("network.embedding", "basis", "scales"))
+    if embedding.ndim != 3 or basis.ndim != 2 or scales.shape != basis.shape[1:]:
+        return dict(arrays)  # the check of the layout says what is wrong
+    lift = current.get("network.lift.bias", scales[None])
+    current |= {"network.controls": embedding, "controls": np.eye(embedding.shape[1])}
+    return current | {"basis": basis * scales, "sizes": np.array([lift.shape[-1], len(scales)])}
+
+
 def check_arrays(kind: str, arrays: Mapping[str, np.ndarray], sizes: Mapping[str, int]) -> None:
     """Raise `ValueError` unless these are the arrays of one model.
 
     Args:
-        kind: The kind of model; an `effect` model is always a network.
+        kind: The kind of model.
         arrays: The arrays, by name.
-        sizes: The sizes of `observations`, `actions`, `features`, `members` and `horizon`.
+        sizes: The sizes of `observations`, `actions`, `features` and `horizon`, and of `members`
+            unless the model lets the candidates choose.
     """
-    axes = _expected(kind, arrays)
+    remaining, known = dict(arrays), {**sizes, "later": sizes["horizon"] - 1}
+    for optional in (_LOSSES, _CALIBRATION, _PROVENANCE):
+        if set(optional) & set(arrays):
+            own = {name: remaining.pop(name) for name in optional if name in remaining}
+            _check_all(own, optional, known)
+    if transition := arrays_under(TRANSITION, remaining):
+        remaining = {n: v for n, v in remaining.items() if not n.startswith(TRANSITION)}
+        _check_all(transition, _unrolled(transition), dict(known))
+    if "stack.weights" in remaining:
+        weights = remaining.pop("stack.weights")
+        _check_all({"stack.weights": weights}, {"stack.weights": "parts"}, dict(known))
+        if not (len(weights) and (weights > 0).all() and abs(weights.sum() - 1) < 1e-6):
+            raise ValueError("the weights of a stack must be positive, with sum 1")
+        for i in range(len(weights)):
+            part = arrays_under(part_prefix(i), remaining)
+            remaining = {n: v for n, v in remaining.items() if not n.startswith(part_prefix(i))}
+            _check_all(part, _expected(kind, part), dict(known))
+        if remaining:
+            raise ValueError(f"the arrays {sorted(remaining)} belong to no part of the stack")
+        return
+    _check_all(remaining, _expected(kind, remaining), known)
+
+
+def _check_all(arrays: Mapping[str, np.ndarray], axes: Axes, known: dict[str, int]) -> None:
+    """Raise `ValueError` unless these are exactly the arrays with these axes."""
     if set(arrays) != set(axes):
         missing, extra = sorted(set(axes) - set(arrays)), sorted(set(arrays) - set(axes))
         raise ValueError(f"the arrays do not form a model: missing {missing}, unknown {extra}")
-    known = {**sizes, "later": sizes["horizon"] - 1}
+    sizes = dict(known)
     for name in axes:
-        _check_shape(name, arrays[name], axes[name].split(), known)
+        _check_shape(name, arrays[name], axes[name].split(), sizes)
         _check_numbers(name, arrays, known["actions"])
+    if "pairs" in sizes and sizes["pairs"] not in (0, sizes["inputs"] * (sizes["inputs"] + 1) // 2):
+        raise ValueError(f"the array 'waves.weights' has weights for {sizes['pairs']} products")
+    if "sizes" in arrays:
+        states, moved = map(int, arrays["sizes"])
+        latent = "states" in sizes
+        readouts = sizes["steps"] if latent else sizes["steps"] - states
+        most = sizes["states"] if latent else min(sizes["inputs"], sizes["steps"])
+        fits = states == most if latent else states <= most
+        if not fits or moved > states or moved + readouts != sizes["coordinates"]:
+            raise ValueError(f"the array 'sizes', {[states, moved]}, does not fit the others")
 
 
 def _expected(kind: str, arrays: Mapping[str, np.ndarray]) -> Axes:
-    """Axes of all arrays of the model that has some of these."""
-    extra: Axes = {}
-    for optional in (_LOSSES, _CALIBRATION, _PROVENANCE):
-        extra |= optional if set(optional) & set(arrays) else {}
+    """Axes of all arrays that the predictor must have; its type follows from the arrays given."""
     if "network.decoder.weight" in arrays:
-        return _DIRECT | extra
-    if kind != "effect":
-        if "table.rows" in arrays:
-            return _TABLE | extra
-        if "waves.weights" in arrays:
-            return _FOURIER | extra
-        extra |= _BEHAVIOUR if "behaviour.layers.0.weight" in arrays else {}
-    return _UNROLLED | (_LATENT if "network.lift.weight" in arrays else _PLAIN) | extra
+        return _DIRECT | (_CONTROLS if "controls" in arrays else _EMBEDDING)
+    if "waves.weights" in arrays:
+        return _REGRESSION if kind == "effect" else _FOURIER
+    if kind != "effect" and "table.rows" in arrays:
+        return _TABLE
+    return _unrolled(arrays)
+
+
+def _unrolled(arrays: Mapping[str, np.ndarray]) -> Axes:
+    axes = _UNROLLED | (_LATENT if "network.lift.weight" in arrays else _PLAIN)
+    axes |= _NOISE if "noise" in arrays else {}
+    if "behaviour.layers.0.weight" in arrays and "network.lift.weight" in arrays:
+        raise ValueError("a model with a latent state cannot have a behaviour policy")
+    return axes | (_BEHAVIOUR if "behaviour.layers.0.weight" in arrays else {})
 
 
 def _check_shape(name: str, values: np.ndarray, axes: list[str], known: dict[str, int]) -> None:
@@ -123,9 +194,9 @@ def _check_numbers(name: str, arrays: Mapping[str, np.ndarray], num_actions: int
     whole, least, most = False, -np.inf, np.inf
     if name == "calibration.draws":
         whole, least = True, 2
-    elif name in _PROVENANCE:
-        whole = True
-    elif name == "continuations":  # actions, or uniform numbers from which a behaviour draws them
+    elif name in _PROVENANCE or name == "sizes":
+        whole, least = True, 0 if name == "sizes" else -np.inf
+    elif name == "continuations":  # actions, or uniform numbers that determine them
         whole = "behaviour.layers.0.weight" not in arrays
         least, most = 0, num_actions - 1 if whole else 1
     if (

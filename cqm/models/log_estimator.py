@@ -25,6 +25,7 @@ class LogEstimator(Estimator):
     learns_from, examples = Logs, "logged trajectories"
     network_methods: ClassVar[tuple[str, ...]]  # methods that train a network
 
+    method: str
     folds: int
     weighting: bool
 

@@ -13,26 +13,23 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
 from cqm import storage
 from cqm.logs.dataset import Logs
+from cqm.models.behaviour import fit_behaviour
 from cqm.models.log_estimator import WIDTH
-from cqm.models.network import Classifier
 from cqm.models.predictors import UnrolledPredictor, check_draws
 from cqm.models.preprocessing import step_coordinates
-from cqm.models.training import Training, train
-from cqm.models.transition import Transition, before_steps, single_step_loss, step_spread
+from cqm.models.training import Training
+from cqm.models.transition import Transition, single_step_loss, step_spread
 
 if TYPE_CHECKING:
     from cqm.models.residual import ResidualModel
 
 _TRAINING = Training(updates=6_000, batch_size=64, learning_rate=1e-3, schedule="cosine")
-_BEHAVIOUR_TRAINING = Training(updates=1_000, learning_rate=2e-3, schedule="cosine")
-_BEHAVIOUR_WIDTH = 64
 
 
 def fit_steps(
@@ -44,28 +41,30 @@ def fit_steps(
         logs.observations, flat, basis, features_are_next_observation=True
     )
     num_features = basis.shape[1]
+    controls = np.eye(logs.num_actions)
     rows = {
         "inputs": np.asarray(inputs(logs.observations), np.float32),
-        "arms": logs.actions[:, :1].astype(np.int32),
-        "continuation": logs.actions[:, 1:].astype(np.int32),
+        "controls": np.asarray(controls[logs.actions], np.float32)[:, None],
         "steps": np.asarray(features(logs.features), np.float32)[:, None],
     }
     digest = storage.sha256_arrays(rows)
-    change = step_spread(rows)
+    change = step_spread(rows, num_features)
     drift = rows["steps"] - rows["inputs"][:, None, None, :num_features]
     spread = jnp.asarray(drift.std(axis=(0, 1)) + 1e-6)  # [horizon, features]
     sizes = (inputs.matrix.shape[1], logs.num_actions, num_features)
     width = model.width or WIDTH
     network = model._ensemble(
-        lambda key: Transition(*sizes, width=width, has_latent=False, key=key)
+        lambda key: Transition(
+            *sizes, num_moved=num_features, width=width, has_latent=False, key=key
+        ),
+        members=1,
     )
 
     def one_step(member: Transition, batch: Mapping[str, Array]) -> Array:
         return single_step_loss(member, batch, change)
 
     def all_steps(member: Transition, batch: Mapping[str, Array]) -> Array:
-        actions = jnp.concatenate([batch["arms"], batch["continuation"]], axis=1)[:, None]
-        predicted = member.unroll(batch["inputs"], actions)
+        predicted = member.unroll(batch["inputs"], batch["controls"])
         errors = predicted - jnp.moveaxis(batch["steps"], 2, 0)
         return jnp.mean((errors / spread[:, None, None]) ** 2)
 
@@ -84,47 +83,15 @@ def fit_steps(
         drawn = drawn.astype(np.int64)  # no action follows the first
     else:
         model.notes_.append("the behaviour after the first action was estimated by a classifier")
-        behaviour = _fit_behaviour(rows, logs, num_features, model.seed, options)
+        taken = {**rows, "actions": logs.actions[:, None, 1:]}
+        behaviour = fit_behaviour(taken, num_features, logs.num_actions, model.seed, options)
     model.notes_.append("a model of single steps, unrolled from every first action")
     return UnrolledPredictor(
         inputs,
-        basis,
-        1 / np.linalg.norm(features.matrix, axis=0),
+        basis / np.linalg.norm(features.matrix, axis=0),
         logs.recipe.discounts,
+        controls,
         network,
         drawn,
-        behaviour,
+        behaviour=behaviour,
     )
-
-
-def _fit_behaviour(
-    rows: Mapping[str, np.ndarray],
-    logs: Logs,
-    num_features: int,
-    seed: int,
-    options: Mapping[str, Any],
-) -> Classifier:
-    """A classifier of the later actions, from the moved coordinates and the initial context."""
-    context = np.repeat(rows["inputs"][:, None, num_features:], logs.recipe.horizon - 1, axis=1)
-    seen = np.concatenate([np.asarray(before_steps(rows))[:, 0, 1:], context], axis=2)
-    examples = {
-        "inputs": np.asarray(seen.reshape(-1, seen.shape[2]), np.float32),
-        "actions": logs.actions[:, 1:].ravel(),
-    }
-    classifier = Classifier(
-        seen.shape[2], logs.num_actions, width=_BEHAVIOUR_WIDTH, key=jax.random.key(seed)
-    )
-
-    def loss(model: Classifier, batch: Mapping[str, Array], key: Array, target: Any) -> Array:
-        scores = jax.nn.log_softmax(model(batch["inputs"]))
-        return -jnp.mean(jnp.take_along_axis(scores, batch["actions"][:, None], axis=1))
-
-    return train(
-        classifier,
-        loss,
-        examples,
-        _BEHAVIOUR_TRAINING.with_seed(seed),
-        name="behaviour",
-        identity={"data": storage.sha256_arrays(examples)},
-        **options,
-    ).model

@@ -57,10 +57,13 @@ def after_first(layers: tuple[Linear, ...], hidden: Array) -> Array:
 
 
 class Network(eqx.Module):
-    """f(s, a): an unconstrained vector for every state and candidate action."""
+    """f(s, a): an unconstrained vector for every state and candidate action.
+
+    An action enters through a learned embedding, as in the paper, or as a control vector.
+    """
 
     encoder: tuple[Linear, ...]
-    embedding: Array  # [actions, 16]
+    embedding: Array | None  # [actions, 16]; None if actions are control vectors
     head: tuple[Linear, ...]
     decoder: Linear
 
@@ -73,37 +76,50 @@ class Network(eqx.Module):
         rank: int = 8,
         width: int = 128,
         embedding: int = 16,
+        num_controls: int | None = None,
         key: Array,
     ):
         keys = iter(jax.random.split(key, 8))
         self.encoder = make_layers((num_inputs, width, width, width), keys)
-        self.embedding = jax.random.normal(next(keys), (num_actions, embedding))
-        self.head = make_layers((width + embedding, width, width, rank), keys)
+        table = jax.random.normal(next(keys), (num_actions, embedding))
+        self.embedding = table if num_controls is None else None
+        action_size = embedding if num_controls is None else num_controls
+        self.head = make_layers((width + action_size, width, width, rank), keys)
         self.decoder = Linear(rank, num_features, next(keys))
 
-    def code(self, inputs: Array) -> Array:
-        """The low-rank code of every action, `[..., actions, rank]`, for inputs `[..., inputs]`."""
+    def code(self, inputs: Array, controls: Array | None = None) -> Array:
+        """The low-rank code of every action, `[..., actions, rank]`, for inputs `[..., inputs]`.
+
+        Args:
+            inputs: `[..., inputs]`.
+            controls: The actions as control vectors, `[actions, controls]`; None if they have an
+                embedding.
+        """
         state = three_layers(self.encoder, inputs)
         first = self.head[0]
         # The first layer is linear in the concatenated state and embedding, so it is a sum of two
         # parts; the state's part is computed once for all actions.
         width = state.shape[-1]
         state_part = state @ first.weight[:width] + first.bias
-        action_part = self.embedding @ first.weight[width:]
+        actions = self.embedding if controls is None else controls
+        assert actions is not None
+        action_part = actions @ first.weight[width:]
         return after_first(self.head, state_part[..., None, :] + action_part)
 
     def __call__(self, inputs: Array) -> Array:
         """Uncentred predictions, `[..., actions, features]`."""
         return self.decoder(self.code(inputs))
 
-    def effects(self, inputs: Array, reference: Reference = None) -> Array:
+    def effects(
+        self, inputs: Array, reference: Reference = None, *, controls: Array | None = None
+    ) -> Array:
         """κ(s, a), `[..., actions, features]`, centred for every parameter value (eq. cqm-param).
 
         The decoder is linear, so centring the code gives the same result for less work, and the
         decoder's bias drops out. It is centred twice, because if the actions' codes are nearly
         equal, a single pass leaves the rounding error of their common part.
         """
-        code = center(center(self.code(inputs), reference), reference)
+        code = center(center(self.code(inputs, controls), reference), reference)
         return code @ self.decoder.weight
 
 
@@ -144,6 +160,11 @@ def with_arrays(model: Model, arrays: Mapping[str, np.ndarray]) -> Model:
 
 def _name(path: Any) -> str:
     return jax.tree_util.keystr(path, simple=True, separator=".")
+
+
+def num_members(networks: eqx.Module) -> int:
+    """Number of members of an ensemble, stacked along the first axis of every array."""
+    return len(jax.tree.leaves(eqx.filter(networks, eqx.is_array))[0])
 
 
 def num_parameters(model: eqx.Module) -> int:

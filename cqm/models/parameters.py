@@ -55,9 +55,11 @@ class Parameters:
         """Raise `ValueError` unless the parameters of all models are valid."""
         params = self.get_params()
         whole_number("seed", params["seed"], least=0, most=MAX_SEED)
-        whole_number("members", params["members"], least=1)
         for name in ("width", "updates", "decoder_rank"):
-            whole_number_or_none(name, params.get(name), least=1, most=2**31 - 1)
+            if not isinstance(params.get(name), Mapping):  # updates of every cycle
+                whole_number_or_none(name, params.get(name), least=1, most=2**31 - 1)
+        if params["members"] is not None or self._defaults()["members"] is not None:
+            whole_number("members", params["members"], least=1)
         for name, value in params.items():
             if isinstance(self._defaults()[name], bool):
                 flag(name, value)
@@ -87,14 +89,33 @@ def json_values(params: Mapping[str, Any]) -> dict[str, Any]:
     return {name: plain(value) for name, value in params.items()}
 
 
+def _current_effect_params(params: dict[str, Any]) -> dict[str, Any]:
+    """The settings of an effect model of version 0.2, translated to the current names."""
+    method = params.pop("method")
+    params.pop("patience", None)
+    if method != "auto":
+        params["candidates"] = method
+        params.setdefault("validation", 0.0)
+    params.setdefault("conditioning", "effect")
+    return params
+
+
 def read_params(settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
     """Constructor parameters from the settings in a saved model; raises if they are not valid."""
     params = dict(settings)
     if "rank" in params:  # its name in version 0.1
         params["decoder_rank"] = params.pop("rank")
+    if "method" in params and "candidates" in defaults:  # an effect model of version 0.2
+        params = _current_effect_params(params)
     if unknown := sorted(set(params) - set(defaults)):
         raise ValueError(f"unknown settings {unknown}; available: {list(defaults)}")
-    types = (("training", Training), ("graph", ComparisonGraph), ("reference", tuple))
+    types: tuple[tuple[str, Any], ...] = (
+        ("training", Training),
+        ("graph", ComparisonGraph),
+        ("reference", tuple),
+        ("candidates", str | tuple[str, ...]),
+        ("updates", int | dict[str, list[int]]),
+    )
     for name, type_ in types:
         if params.get(name) is not None:
             try:

@@ -17,14 +17,15 @@ import numpy as np
 from jax import Array
 
 from cqm.capacity import require_memory
+from cqm.models.layout import Arrays, arrays_under, part_prefix
 from cqm.models.network import Classifier, Network, named_arrays, with_arrays
 from cqm.models.preprocessing import Coordinates
 from cqm.models.transition import Transition
-from cqm.regression import RandomFourierFeatures, Table
+from cqm.quotient import center
+from cqm.regression import RandomFourierFeatures, Table, predictions_in_blocks
 
+_SMALL_BLOCKS = (1, 16)  # rows per block for one state, or a few
 _UNROLLED_ROWS = 32  # states that are unrolled at once, each with all actions and continuations
-
-Arrays = dict[str, np.ndarray]
 
 
 class Predictor(Protocol):
@@ -55,7 +56,11 @@ class TablePredictor:
 
 @dataclass(frozen=True)
 class FourierPredictor:
-    """Effects that are linear in random Fourier features of the state."""
+    """Effects as a linear function of regressors that are computed from the state.
+
+    The regressors are a constant, the inputs, cosines of them and, if there are weights for them,
+    the products of all pairs of inputs.
+    """
 
     inputs: Coordinates
     frequencies: np.ndarray  # [members, inputs, waves]
@@ -81,13 +86,11 @@ class FourierPredictor:
 
     def __call__(self, observations: np.ndarray) -> np.ndarray:
         """Effects, `[members, n, actions, features]`."""
-        inputs = self.inputs(observations)
-        parts = []
-        for frequencies, phases, weights in zip(
-            self.frequencies, self.phases, self.weights, strict=True
-        ):
-            regressors = RandomFourierFeatures(frequencies, phases)(inputs)
-            parts.append(np.stack([regressors @ own for own in weights], axis=1))
+        inputs, members = self.inputs(observations), (self.frequencies, self.phases, self.weights)
+        parts = [
+            predictions_in_blocks(RandomFourierFeatures(frequencies, phases), weights, inputs)
+            for frequencies, phases, weights in zip(*members, strict=True)
+        ]
         return np.stack(parts) @ self.basis.T
 
     def arrays(self) -> Arrays:
@@ -108,20 +111,28 @@ class DirectPredictor:
     inputs: Coordinates
     basis: np.ndarray  # [features, coordinates]
     network: Network  # members stacked
+    controls: np.ndarray | None = None  # [actions, controls]; None if actions have an embedding
 
     def __call__(self, observations: np.ndarray) -> np.ndarray:
         """Effects, `[members, n, actions, features]`."""
         inputs = np.asarray(self.inputs(observations), np.float32)
+        controls = None if self.controls is None else jnp.asarray(self.controls, jnp.float32)
 
         def predict(block: Array) -> Array:
-            return _by_member(Network.effects, self.network, block)
+            return _by_member(_direct_effects, self.network, block, controls)
 
         return in_blocks(predict, inputs, 1024, axis=1) @ self.basis.T
 
     def arrays(self) -> Arrays:
-        """Coordinates, basis and layers."""
-        network = _network_arrays("network", self.network)
-        return {**self.inputs.arrays("inputs"), "basis": self.basis, **network}
+        """Coordinates, basis, layers and control vectors."""
+        arrays = {**self.inputs.arrays("inputs"), "basis": self.basis}
+        if self.controls is not None:
+            arrays["controls"] = self.controls
+        return arrays | _network_arrays("network", self.network)
+
+
+def _direct_effects(network: Network, inputs: Array, controls: Array | None) -> Array:
+    return network.effects(inputs, controls=controls)
 
 
 def check_draws(draws: int, horizon: int, num_actions: int, width: int) -> None:
@@ -132,81 +143,143 @@ def check_draws(draws: int, horizon: int, num_actions: int, width: int) -> None:
 
 @dataclass(frozen=True)
 class UnrolledPredictor:
-    """A transition network, unrolled under fresh continuations and averaged over them.
+    """A transition network, unrolled under fresh continuations and noise and averaged over them.
 
-    The later actions are drawn from a known law, or chosen by an estimated behaviour policy.
+    The later actions are drawn from a known distribution, or chosen by an estimated policy.
     """
 
     inputs: Coordinates
-    basis: np.ndarray  # [features, coordinates]
-    scales: np.ndarray  # [coordinates], from standardised features to those of the basis
+    basis: np.ndarray  # [features, outputs], from the network's outputs to features
     discounts: np.ndarray  # [horizon]
+    controls: np.ndarray  # [actions, controls], the candidate actions
     network: Transition  # members stacked
     continuations: np.ndarray  # [draws, horizon − 1], actions; uniform numbers for a behaviour
-    behaviour: Classifier | None = None  # sees the moved coordinates and the initial context
+    noise: np.ndarray | None = None  # [draws, horizon, noise], paths that were observed
+    behaviour: Classifier | None = None  # sees the state and the context
 
     def __call__(self, observations: np.ndarray) -> np.ndarray:
         """Effects, `[members, n, actions, features]`."""
         inputs = np.asarray(self.inputs(observations), np.float32)
-        fixed = (jnp.asarray(self.discounts, jnp.float32), jnp.asarray(self.scales, jnp.float32))
+        controls, noise, discounts = (
+            None if values is None else jnp.asarray(values, jnp.float32)
+            for values in (self.controls, self.noise, self.discounts)
+        )
         drawn = jnp.asarray(self.continuations)
 
         def predict(block: Array) -> Array:
             if self.behaviour is None:
-                return _by_member(Transition.effects, self.network, block, drawn, *fixed)
-            return _by_member(
-                Transition.effects_under, self.network, block, self.behaviour, drawn, *fixed
-            )
+                return _by_member(
+                    Transition.effects, self.network, block, controls, drawn, noise, discounts
+                )
+            policy = (self.behaviour, drawn, noise, discounts)
+            return _by_member(Transition.effects_under, self.network, block, controls, *policy)
 
         return in_blocks(predict, inputs, _UNROLLED_ROWS, axis=1) @ self.basis.T
 
     def arrays(self) -> Arrays:
-        """Coordinates, basis, continuations and layers."""
+        """Coordinates, basis, continuations, noise and layers."""
+        network = self.network
         arrays = {
             **self.inputs.arrays("inputs"),
             "basis": self.basis,
-            "scales": np.asarray(self.scales, np.float32),
             "discounts": self.discounts,
+            "controls": self.controls,
             "continuations": np.asarray(self.continuations),
-            **_network_arrays("network", self.network),
+            "sizes": np.array([network.num_states, network.num_moved]),
+            **_network_arrays("network", network),
         }
+        if self.noise is not None:
+            arrays["noise"] = self.noise
         if self.behaviour is not None:
             arrays |= _network_arrays("behaviour", self.behaviour)
         return arrays
 
 
+@dataclass(frozen=True)
+class StackedPredictor:
+    """A weighted mean of predictors."""
+
+    parts: tuple[Predictor, ...]
+    weights: np.ndarray  # [parts], positive, with sum 1
+
+    def __call__(self, observations: np.ndarray) -> np.ndarray:
+        """Effects, `[members, n, actions, features]`; single-member parts are repeated."""
+        predicted = [part(observations) for part in self.parts]
+        members = max(len(effects) for effects in predicted)
+        return sum(
+            weight * center(np.broadcast_to(effects, (members, *effects.shape[1:])))
+            for weight, effects in zip(self.weights, predicted, strict=True)
+        )
+
+    def arrays(self) -> Arrays:
+        """The weights, and the arrays of each part under its number."""
+        arrays = {"stack.weights": self.weights}
+        for i, part in enumerate(self.parts):
+            arrays |= {f"{part_prefix(i)}{name}": values for name, values in part.arrays().items()}
+        return arrays
+
+
 def restore_predictor(arrays: Mapping[str, np.ndarray]) -> Predictor:
     """The predictor whose `arrays()` these are."""
+    if "stack.weights" in arrays:
+        weights = arrays["stack.weights"]
+        parts = (arrays_under(part_prefix(i), arrays) for i in range(len(weights)))
+        return StackedPredictor(tuple(map(restore_predictor, parts)), weights)
     if "table.rows" in arrays:
         return TablePredictor(Table(arrays["table.rows"]), arrays["table.effects"])
     inputs, basis = Coordinates(arrays["inputs.shift"], arrays["inputs.matrix"]), arrays["basis"]
     if "waves.weights" in arrays:
         names = ("frequencies", "phases", "weights")
         return FourierPredictor(inputs, basis=basis, **{n: arrays[f"waves.{n}"] for n in names})
-    sizes = (inputs.matrix.shape[1], arrays["network.embedding"].shape[1], basis.shape[1])
-    key = jax.random.key(0)
     if "network.decoder.weight" in arrays:
-        *_, width, rank = arrays["network.head.2.weight"].shape
-        direct = _restored(Network(*sizes, rank=rank, width=width, key=key), "network", arrays)
-        return DirectPredictor(inputs, basis, direct)
-    transition = Transition(
-        *sizes,
-        width=arrays["network.embedding"].shape[2],
+        return _restored_direct(inputs, basis, arrays)
+    return _restored_unrolled(inputs, arrays)
+
+
+def _restored_direct(
+    inputs: Coordinates, basis: np.ndarray, arrays: Mapping[str, np.ndarray]
+) -> DirectPredictor:
+    *_, width, rank = arrays["network.head.2.weight"].shape
+    controls = arrays.get("controls")
+    network = Network(
+        inputs.matrix.shape[1],
+        arrays["network.embedding"].shape[1] if controls is None else len(controls),
+        basis.shape[1],
+        rank=rank,
+        width=width,
+        num_controls=None if controls is None else controls.shape[1],
+        key=jax.random.key(0),
+    )
+    return DirectPredictor(inputs, basis, _restored(network, "network", arrays), controls)
+
+
+def _restored_unrolled(inputs: Coordinates, arrays: Mapping[str, np.ndarray]) -> UnrolledPredictor:
+    num_states, num_moved = map(int, arrays["sizes"])
+    controls, basis, noise = arrays["controls"], arrays["basis"], arrays.get("noise")
+    network = Transition(
+        inputs.matrix.shape[1],
+        controls.shape[1],
+        num_states,
+        num_moved=num_moved,
+        num_readouts=arrays["network.last.bias"].shape[1] - num_states,
+        num_noise=0 if noise is None else noise.shape[2],
+        width=arrays["network.controls"].shape[2],
         has_latent="network.lift.weight" in arrays,
-        key=key,
+        key=jax.random.key(0),
     )
     behaviour = None
     if "behaviour.layers.0.weight" in arrays:
         num_seen, hidden = arrays["behaviour.layers.0.weight"].shape
-        empty = Classifier(num_seen, sizes[1], width=hidden, key=key)
+        empty = Classifier(num_seen, len(controls), width=hidden, key=jax.random.key(0))
         behaviour = _restored(empty, "behaviour", arrays)
     return UnrolledPredictor(
         inputs,
         basis,
-        arrays["scales"],
         arrays["discounts"],
-        _restored(transition, "network", arrays),
+        controls,
+        _restored(network, "network", arrays),
         arrays["continuations"],
+        noise,
         behaviour,
     )
 
@@ -214,15 +287,16 @@ def restore_predictor(arrays: Mapping[str, np.ndarray]) -> Predictor:
 def in_blocks(
     predict_fn: Callable[[Array], Array], inputs: np.ndarray, size: int, *, axis: int = 0
 ) -> np.ndarray:
-    """Predictions for inputs `[n, inputs]` in float64, padded to blocks of one compiled shape.
+    """Predictions for inputs `[n, inputs]` in float64, padded to blocks of few compiled shapes.
 
     Args:
         predict_fn: Maps a float32 block `[size, inputs]` to predictions.
         inputs: All inputs.
-        size: Rows per block.
+        size: Rows per block; smaller blocks are used for only a few states.
         axis: The axis of the predictions that runs over rows.
     """
-    parts = []
+    num = min(len(inputs), size)
+    parts, size = [], next(n for n in (*_SMALL_BLOCKS, size) if num <= n <= size)
     for start in range(0, max(1, len(inputs)), size):
         block = np.zeros((size, inputs.shape[1]), np.float32)
         num = min(size, len(inputs) - start)
@@ -238,8 +312,7 @@ def _network_arrays(prefix: str, network: Any) -> Arrays:
 
 def _restored(network: Any, prefix: str, arrays: Mapping[str, np.ndarray]) -> Any:
     """The network with the arrays from `_network_arrays`, which include the members' axis."""
-    own = {name.removeprefix(f"{prefix}."): values for name, values in arrays.items()}
-    return with_arrays(network, own)
+    return with_arrays(network, arrays_under(f"{prefix}.", arrays))
 
 
 @eqx.filter_jit

@@ -14,7 +14,7 @@ import numpy as np
 
 from cqm.quotient import effect_spectrum
 
-Conditioning = Literal["none", "whiten", "effect"]
+Conditioning = Literal["none", "whiten", "effect", "learned"]
 REST_SCALE = 0.1  # scale of the directions that no action moves
 _NEGLIGIBLE = 1e-12  # directions with a smaller share of the energy count as rounding error
 
@@ -56,7 +56,7 @@ def input_coordinates(
     centered = observations - shift
     if kind == "whiten" or basis is None:
         return Coordinates(shift, whitening(centered, np.eye(size)))
-    rest = REST_SCALE * whitening(centered, _complement(basis))
+    rest = REST_SCALE * whitening(centered, complement(basis))
     return Coordinates(shift, np.concatenate([whitening(centered, basis), rest], axis=1))
 
 
@@ -82,7 +82,7 @@ def step_coordinates(
     if not features_are_next_observation:
         return input_coordinates("whiten", observations, None), features
     centered = observations - observations.mean(axis=0)
-    rest = _complement(basis)
+    rest = complement(basis)
     context = REST_SCALE * whitening(centered, rest)
     # One shift serves both parts: the features' along the basis, the observations' mean across it.
     shift = features.shift + rest @ (rest.T @ observations.mean(axis=0))
@@ -120,6 +120,6 @@ def whitening(
     return basis @ (axes[:, kept] / np.sqrt(variances[kept]))
 
 
-def _complement(basis: np.ndarray) -> np.ndarray:
+def complement(basis: np.ndarray) -> np.ndarray:
     """An orthonormal basis of the orthogonal complement of a basis."""
     return np.linalg.svd(basis, full_matrices=True)[0][:, basis.shape[1] :]

@@ -10,8 +10,10 @@ from numpy.typing import ArrayLike
 
 from cqm.arguments import mapping, texts
 from cqm.models.files import read_model
+from cqm.models.layout import Arrays, arrays_under, current_arrays, part_prefix
 from cqm.observations import as_observations
 from cqm.quotient import Reference, as_reference, center
+from cqm.regression import RandomFourierFeatures, predictions_in_blocks
 
 _ROWS = 32  # states per block, each with all its actions and continuations
 
@@ -30,25 +32,27 @@ class Scorer:
         *,
         observation_names: Sequence[str] | None = None,
     ):
-        self.arrays = {**mapping("arrays", arrays, "the arrays of a saved EffectModel by name")}
-        missing = sorted(
-            {"inputs.shift", "inputs.matrix", "basis", "network.embedding"} - set(arrays)
+        self.arrays = current_arrays(
+            mapping("arrays", arrays, "the arrays of a saved EffectModel by name")
         )
-        if missing:
+        first = self._parts()[0][1] if "stack.weights" in self.arrays else self.arrays
+        needed = {"inputs.shift", "inputs.matrix", "basis"}
+        kinds = ("waves.weights", "network.decoder.weight", "network.last.weight")
+        if not needed <= set(first) or not any(name in first for name in kinds):
+            missing = sorted(needed - set(first)) or f"one of {list(kinds)}"
             raise ValueError(
-                f"arrays must be those of a saved EffectModel; {missing} are missing; use "
-                "Scorer.load or model.to_numpy"
+                f"arrays must be those of a saved EffectModel; missing: {missing}; use Scorer.load "
+                "or model.to_numpy"
             )
-        num_actions = np.shape(self.arrays["network.embedding"])[-2]
-        as_reference(reference, np.empty((num_actions, 1)))
+        as_reference(reference, np.empty((_num_actions(first), 1)))
         self.reference = reference
-        numbered = (f"obs_{i}" for i in range(len(self.arrays["inputs.shift"])))
+        num = len(first["inputs.shift"])
+        numbered = (f"obs_{i}" for i in range(num))
         names = numbered if observation_names is None else observation_names
         self.observation_names = texts("observation_names", names)
-        if len(self.observation_names) != len(self.arrays["inputs.shift"]):
+        if len(self.observation_names) != num:
             raise ValueError(
-                f"observation_names must be {len(self.arrays['inputs.shift'])} names; got "
-                f"{len(self.observation_names)}"
+                f"observation_names must be {num} names; got {len(self.observation_names)}"
             )
 
     @classmethod
@@ -69,70 +73,132 @@ class Scorer:
         Observations are `[n, observations]`; for one state, both arrays lack the first axis.
         """
         states = as_observations(observations, self.observation_names)
-        inputs = np.atleast_2d(states) - self.arrays["inputs.shift"]
-        inputs = (inputs @ self.arrays["inputs.matrix"]).astype(np.float32)
-        score_fn = self._unrolled if "continuations" in self.arrays else self._direct
-        members = range(len(self.arrays["network.embedding"]))
-        blocks = [
-            np.mean([score_fn(inputs[i : i + _ROWS], m).astype(float) for m in members], axis=0)
-            for i in range(0, max(1, len(inputs)), _ROWS)
-        ]
-        effects = center(np.concatenate(blocks), self.reference) @ self.arrays["basis"].T
+        rows = np.atleast_2d(states)
+        effects = sum(
+            weight * center(_effects(arrays, rows), self.reference)
+            for weight, arrays in self._parts()
+        )
         return effects if states.ndim == 2 else effects[0]
 
-    def _linear(self, name: str, member: int) -> tuple[np.ndarray, np.ndarray]:
-        return (
-            self.arrays[f"network.{name}.weight"][member],
-            self.arrays[f"network.{name}.bias"][member],
-        )
+    def _parts(self) -> list[tuple[float, Arrays]]:
+        """The arrays of every predictor in the model, and its weight."""
+        if "stack.weights" not in self.arrays:
+            return [(1.0, self.arrays)]
+        weights = self.arrays["stack.weights"]
+        return [
+            (float(weight), arrays_under(part_prefix(i), self.arrays))
+            for i, weight in enumerate(weights)
+        ]
 
-    def _layers(self, x: np.ndarray, name: str, member: int) -> np.ndarray:
-        """Three affine maps with ReLUs in between."""
-        for i in range(3):
-            weight, bias = self._linear(f"{name}.{i}", member)
-            x = x @ weight + bias
-            x = np.maximum(x, 0) if i < 2 else x
-        return x
 
-    def _direct(self, inputs: np.ndarray, member: int) -> np.ndarray:
-        state = self._layers(inputs, "encoder", member)
-        embedding = self.arrays["network.embedding"][member]
-        shape = (len(inputs), len(embedding))
-        both = np.concatenate(
-            [
-                np.broadcast_to(state[:, None], (*shape, state.shape[-1])),
-                np.broadcast_to(embedding, (*shape, embedding.shape[-1])),
-            ],
-            axis=-1,
-        )
-        code = self._layers(both, "head", member)
-        return (code - code.mean(axis=1, keepdims=True)) @ self._linear("decoder", member)[0]
+def _num_actions(arrays: Arrays) -> int:
+    if "waves.weights" in arrays:
+        return arrays["waves.weights"].shape[1]
+    if "controls" in arrays:
+        return len(arrays["controls"])
+    return arrays["network.embedding"].shape[1]
 
-    def _unrolled(self, inputs: np.ndarray, member: int) -> np.ndarray:
-        arrays, size = self.arrays, self.arrays["scales"].size
-        if "network.lift.weight" in arrays:
-            weight, bias = self._linear("lift", member)
-            start, context = inputs @ weight + bias, inputs
-        else:
-            start, context = inputs[:, :size], inputs[:, size:]
-        weight, bias = self._linear("first", member)
-        fixed = (context @ weight[start.shape[1] :] + bias)[:, None, None]
-        weight = weight[: start.shape[1]]
-        last_weight, last_bias = self._linear("last", member)
-        embedding = arrays["network.embedding"][member]
-        continuations, discounts = arrays["continuations"], arrays["discounts"]
-        num_actions, draws = len(embedding), len(continuations)
-        z = np.broadcast_to(start[:, None, None], (len(inputs), draws, num_actions, start.shape[1]))
-        outcomes = np.zeros((len(inputs), num_actions, size), np.float32)
-        for k, discount in enumerate(discounts):
-            action = embedding if k == 0 else embedding[continuations[:, k - 1]][:, None]
-            hidden = _silu(z @ weight + fixed + action)
-            for i in range(2):
-                layer, shift = self._linear(f"hidden.{i}", member)
-                hidden = hidden + _silu(hidden @ layer + shift)
-            z = z + hidden @ last_weight + last_bias
-            outcomes += np.float32(discount) * z[..., :size].mean(axis=1)
-        return outcomes * arrays["scales"]
+
+def _effects(arrays: Arrays, observations: np.ndarray) -> np.ndarray:
+    """Effects by one predictor, `[n, actions, features]`, averaged over its members."""
+    inputs = (observations - arrays["inputs.shift"]) @ arrays["inputs.matrix"]
+    if "waves.weights" in arrays:
+        return _regression(arrays, inputs) @ arrays["basis"].T
+    inputs = inputs.astype(np.float32)
+    score_fn = _direct if "network.decoder.weight" in arrays else _unrolled
+    members = len(next(v for n, v in arrays.items() if n.startswith("network.")))
+    blocks = []
+    for i in range(0, max(1, len(inputs)), _ROWS):
+        by_member = [score_fn(_member(arrays, m), inputs[i : i + _ROWS]) for m in range(members)]
+        blocks.append(np.mean(by_member, axis=0, dtype=float))
+    return np.concatenate(blocks) @ arrays["basis"].T
+
+
+def _regression(arrays: Arrays, inputs: np.ndarray) -> np.ndarray:
+    (frequencies,), (phases,), (weights,) = (
+        arrays[f"waves.{name}"] for name in ("frequencies", "phases", "weights")
+    )
+    return predictions_in_blocks(RandomFourierFeatures(frequencies, phases), weights, inputs)
+
+
+def _member(arrays: Arrays, number: int) -> Arrays:
+    """The arrays, with only one member's network."""
+    return {n: v[number] if n.startswith("network.") else v for n, v in arrays.items()}
+
+
+def _linear(arrays: Arrays, name: str, x: np.ndarray) -> np.ndarray:
+    return x @ arrays[f"{name}.weight"] + arrays[f"{name}.bias"]
+
+
+def _layers(arrays: Arrays, name: str, x: np.ndarray) -> np.ndarray:
+    """Three affine maps with ReLUs in between."""
+    for i in range(3):
+        x = _linear(arrays, f"network.{name}.{i}", x)
+        x = np.maximum(x, 0) if i < 2 else x
+    return x
+
+
+def _direct(arrays: Arrays, inputs: np.ndarray) -> np.ndarray:
+    state = _layers(arrays, "encoder", inputs)
+    actions = arrays["controls"] if "controls" in arrays else arrays["network.embedding"]
+    actions = actions.astype(np.float32)
+    shape = (len(inputs), len(actions))
+    both = np.concatenate(
+        [
+            np.broadcast_to(state[:, None], (*shape, state.shape[-1])),
+            np.broadcast_to(actions, (*shape, actions.shape[-1])),
+        ],
+        axis=-1,
+    )
+    code = _layers(arrays, "head", both)
+    return (code - code.mean(axis=1, keepdims=True)) @ arrays["network.decoder.weight"]
+
+
+def _unrolled(arrays: Arrays, inputs: np.ndarray) -> np.ndarray:
+    num_states, num_moved = map(int, arrays["sizes"])
+    start, context = inputs[:, :num_states], inputs[:, num_states:]
+    if "network.lift.weight" in arrays:
+        start, context = _linear(arrays, "network.lift", inputs), inputs
+    first = arrays["network.first.weight"]
+    fixed = (context @ first[num_states:] + arrays["network.first.bias"])[:, None, None]
+    controls = arrays["controls"].astype(np.float32) @ arrays["network.controls"]
+    drawn, discounts = arrays["continuations"], arrays["discounts"]
+    shape = (len(inputs), len(drawn), len(controls))
+    state = np.broadcast_to(start[:, None, None], (*shape, num_states))
+    outcomes: np.ndarray = np.zeros(())
+    for k, discount in enumerate(discounts):
+        action = controls
+        if k > 0 and "behaviour.layers.0.weight" in arrays:
+            action = controls[_behaviour(arrays, state, context, drawn[:, k - 1])]
+        elif k > 0:
+            action = controls[drawn[:, k - 1]][:, None]
+        hidden = state @ first[:num_states] + fixed + action
+        if "noise" in arrays:
+            path = arrays["noise"][:, k].astype(np.float32) @ arrays["network.noise"]
+            hidden = hidden + path[:, None]
+        hidden = _silu(hidden)
+        for i in range(2):
+            hidden = hidden + _silu(_linear(arrays, f"network.hidden.{i}", hidden))
+        change = _linear(arrays, "network.last", hidden)
+        state = state + change[..., :num_states]
+        outputs = np.concatenate([state[..., :num_moved], change[..., num_states:]], axis=-1)
+        outcomes = outcomes + np.float32(discount) * outputs.mean(axis=1)
+    return outcomes
+
+
+def _behaviour(
+    arrays: Arrays, state: np.ndarray, context: np.ndarray, drawn: np.ndarray
+) -> np.ndarray:
+    """Actions of the estimated policy, determined by uniform random numbers `[draws]`."""
+    context = np.broadcast_to(context[:, None, None], (*state.shape[:-1], context.shape[-1]))
+    x = np.concatenate([state, context], axis=-1)
+    for i in range(3):
+        x = _linear(arrays, f"behaviour.layers.{i}", x)
+        x = _silu(x) if i < 2 else x
+    likely = np.exp(x - x.max(axis=-1, keepdims=True))
+    limits = np.cumsum(likely / likely.sum(axis=-1, keepdims=True), axis=-1)[..., :-1]
+    drawn = drawn.astype(np.float32)  # like the limits
+    return np.sum(drawn[None, :, None, None] >= limits, axis=-1)
 
 
 def _silu(x: np.ndarray) -> np.ndarray:

@@ -47,6 +47,8 @@ def open_source(branches: Branches, rows_fn: RowsFn, *, memory_gb: float, seed: 
 class Window:
     """A window that moves through a set of branches."""
 
+    num = None  # batches are drawn from all rows
+
     def __init__(self, branches: Branches, rows_fn: RowsFn, families: int, seed: int):
         self.branches, self.rows_fn, self.seed = branches, rows_fn, seed
         self.piece = max(families, BLOCK) // PIECES  # families

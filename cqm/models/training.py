@@ -1,17 +1,19 @@
 """The training loop behind every model and every baseline.
 
-Updates are compiled into chunks of `lax.scan`; progress, checkpoints and metrics happen between
-chunks. The batch of an update depends only on (seed, step), so an interrupted training run that is
-resumed gives the same model, bit for bit, on the same machine with the same versions and threads.
+Updates are compiled into one program that runs a chunk of them; progress, checkpoints and metrics
+happen between chunks. The batch of an update depends only on (seed, step), so an interrupted
+training run that is resumed gives the same model, bit for bit, on the same machine with the same
+versions and threads.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
@@ -27,6 +29,7 @@ from cqm.arguments import choice, number, whole_number, whole_number_or_none
 from cqm.capacity import require_memory, size_text
 from cqm.display import counted
 from cqm.models.checkpoint import Checkpoint
+from cqm.models.network import num_members
 from cqm.models.training_log import TrainingLog
 from cqm.progress import duration, is_shown, progress, say
 
@@ -90,11 +93,11 @@ class Training:
         """The same settings with a seed, unless they already have one."""
         return self if self.seed is not None else replace(self, seed=seed)
 
-    def optimiser(self) -> optax.GradientTransformation:
-        """Gradient clipping followed by AdamW."""
+    def optimiser(self, updates: Any) -> optax.GradientTransformation:
+        """Gradient clipping followed by AdamW, for a number of updates that may be traced."""
         rate: Any = self.learning_rate
         if self.schedule == "cosine":
-            rate = optax.cosine_decay_schedule(self.learning_rate, self.updates)
+            rate = lambda step: self.learning_rate * (1 + jnp.cos(jnp.pi * step / updates)) / 2
         return optax.chain(
             optax.clip_by_global_norm(self.clip), optax.adamw(rate, weight_decay=self.weight_decay)
         )
@@ -102,6 +105,10 @@ class Training:
 
 class Source(Protocol):
     """Provides the rows that batches are drawn from."""
+
+    @property
+    def num(self) -> int | None:
+        """Batches are drawn from this many rows at the start of a window; None for all."""
 
     def window(self, chunk: int) -> Batch:
         """The rows for one chunk of updates; the same number of rows for every chunk."""
@@ -112,18 +119,11 @@ class InMemory:
     """A source that holds all rows in memory."""
 
     arrays: Batch  # [rows, ...] each
+    num: int | None = None
 
     def window(self, chunk: int) -> Batch:
         """All rows."""
         return self.arrays
-
-
-@dataclass(frozen=True)
-class Validation:
-    """Held-out rows; training keeps the model with the lowest loss on them, not the final one."""
-
-    rows: Mapping[str, Any]  # [rows, ...] each
-    patience: int  # training stops after this many chunks without improvement
 
 
 @dataclass(frozen=True)
@@ -132,8 +132,6 @@ class Trained(Generic[Model]):
 
     model: Model
     losses: np.ndarray  # [chunks], mean over each chunk
-    validation_losses: np.ndarray  # [chunks]; empty without validation
-    updates: int  # number of updates made, fewer than planned after early stopping
 
 
 class _State(eqx.Module):
@@ -142,12 +140,30 @@ class _State(eqx.Module):
     model: Any
     optimiser: Any
     target: Any = None  # only with a target network
-    best: Any = None  # only with validation
+
+
+@dataclass(frozen=True)
+class Objective:
+    """A loss with the programs compiled for it, so that several training runs can share them.
+
+    They are released together with the objective: a process that keeps hundreds crashes.
+    """
+
+    loss_fn: Callable
+    programs: dict[Any, Callable] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, loss: Callable | Objective) -> Objective:
+        """The objective itself, or a new one for a loss."""
+        return loss if isinstance(loss, Objective) else cls(loss)
+
+
+Stage = tuple[str, MemberLossFn | Objective, Training]  # name, loss and settings of a run
 
 
 def train(
     model: Model,
-    loss_fn: LossFn,
+    loss: LossFn | Objective,
     source: Source | Mapping[str, Any],
     training: Training,
     *,
@@ -155,7 +171,6 @@ def train(
     name: str = "training",
     identity: Mapping[str, Any] | None = None,
     defaults: Mapping[str, Any] | None = None,
-    validation: Validation | None = None,
     evaluate_fn: Callable[[Model], Mapping[str, float]] | None = None,
     later_fn: Callable[[], float] = lambda: 0.0,
     show_progress: bool | None = None,
@@ -164,8 +179,8 @@ def train(
 
     Args:
         model: The initial model.
-        loss_fn: `(model, batch, key, target) -> scalar`; the target is an earlier copy of the
-            model, or None without a target network.
+        loss: `(model, batch, key, target) -> scalar`; the target is an earlier copy of the model,
+            or None without a target network. Runs that share an objective compile once.
         source: Rows to draw batches from.
         training: Settings, including the seed.
         directory: Where to write a checkpoint, from which an interrupted run resumes, and the
@@ -175,7 +190,6 @@ def train(
             refused.
         defaults: Values for entries of `identity` that an older checkpoint lacks, so that a new
             setting does not invalidate it.
-        validation: Rows for choosing the best model and for early stopping.
         evaluate_fn: Further metrics of the model, computed after each chunk.
         later_fn: Estimates how many seconds the remaining training runs take; called only if
             progress is shown.
@@ -185,26 +199,23 @@ def train(
         raise ValueError("training needs a seed; got Training(seed=None)")
     if isinstance(source, Mapping):
         source = InMemory({key: jnp.asarray(values) for key, values in source.items()})
-    optimiser = training.optimiser()
+    optimiser = training.optimiser(training.updates)
     # Copies, because the compiled loop reuses the memory of its arguments.
     state = _State(
         _copy(model),
         optimiser.init(eqx.filter(model, eqx.is_inexact_array)),
         target=_copy(model) if training.target_every else None,
-        best=_copy(model) if validation is not None else None,
     )
-    patience = training.updates if validation is None else validation.patience
-    files, step, losses, held_out = None, 0, list[float](), list[float]()
+    files, step, losses = None, 0, list[float]()
     if directory is not None:
-        settings = {"training": {**asdict(training), "patience": patience}, **(identity or {})}
+        settings = {"training": asdict(training), **(identity or {})}
         filled_in = {"training": asdict(Training()), **(defaults or {})}
         files = _Files(Path(directory), name, settings, filled_in)
-        step, losses, held_out, state = files.load(state)
+        step, losses, state = files.load(state)
         if 0 < step < training.updates:
             say(f"{name}: resuming after {step:,} of {training.updates:,} updates", show_progress)
     key = jax.random.key(training.seed)
     shown = step < training.updates and is_shown(show_progress)
-    measure = None if validation is None else _compiled_validation(loss_fn, validation, training)
     with (
         progress(
             name,
@@ -217,36 +228,31 @@ def train(
         contextlib.closing(files) if files is not None else contextlib.nullcontext(),
     ):
         later = later_fn() if shown else 0.0  # compiles the later trainings, and times them
-        run = _compiled_chunk(loss_fn, training, compiled_fn=lambda: advance(0))
-        while step < training.updates and _chunks_since_best(held_out) < patience:
+        run = _chunk_fn(Objective.of(loss), training, compiled_fn=lambda: advance(0))
+        while step < training.updates:
             num = min(training.chunk, training.updates - step)
             # The window is not given a name, which would keep it in memory while the next one is
             # read.
-            state, loss = run(state, source.window(step // training.chunk), key, step, num)
+            state, mean = run(
+                state, source.window(step // training.chunk), source.num, key, step, num
+            )
             step += num
-            losses.append(_finite(float(loss), name, step))
+            losses.append(_finite(float(mean), name, step))
             metrics = {"loss": losses[-1]}
-            if measure is not None:
-                held_out.append(_finite(float(measure(state)), name, step))
-                metrics["validation_loss"] = held_out[-1]
-                if _chunks_since_best(held_out) == 0:
-                    state = replace(state, best=_copy(state.model))
             if evaluate_fn is not None:
                 metrics |= evaluate_fn(state.model)
             if files is not None:
-                files.save(step, losses, held_out, state, metrics)
+                files.save(step, losses, state, metrics)
             left = advance(num) + later
             if shown and left >= 1:
-                at_most = "" if validation is None else "at most "
-                say(f"Expected time: {at_most}{duration(left)}")
+                say(f"Expected time: {duration(left)}")
             shown = False
-    model = state.model if validation is None else state.best
-    return Trained(model, np.array(losses), np.array(held_out), step)
+    return Trained(state.model, np.array(losses))
 
 
 def train_members(
     networks: Model,
-    loss_fn: MemberLossFn,
+    loss: MemberLossFn | Objective,
     source: Source | Mapping[str, Any],
     training: Training,
     **options: Any,
@@ -255,33 +261,37 @@ def train_members(
 
     Args:
         networks: The members, stacked along the first axis of every array.
-        loss_fn: `(member, batch) -> scalar`.
+        loss: `(member, batch) -> scalar`; besides the rows, the batch has a random number between
+            0 and 1 for each of them, `uniform`.
         source: Rows to draw batches from.
         training: Settings; the batch size is that of one member.
         **options: Further arguments of `train`.
     """
-    members = len(jax.tree.leaves(eqx.filter(networks, eqx.is_array))[0])
+    members = num_members(networks)
+    objective = Objective.of(loss)
 
-    def loss(networks: Any, batch: Batch, key: Array, target: Any) -> Array:
+    def mean_loss(networks: Any, batch: Batch, key: Array, target: Any) -> Array:
         own = {
             name: values.reshape(members, len(values) // members, *values.shape[1:])
             for name, values in batch.items()
         }
-        return jnp.sum(eqx.filter_vmap(loss_fn)(networks, own)) / members
+        own["uniform"] = jax.random.uniform(key, (members, training.batch_size))
+        return jnp.sum(eqx.filter_vmap(objective.loss_fn)(networks, own)) / members
 
     together = replace(training, batch_size=members * training.batch_size)
-    return train(networks, loss, source, together, **options)
+    shared = Objective(mean_loss, objective.programs)
+    return train(networks, shared, source, together, **options)
 
 
 def expected_seconds(
     train_fn: Callable[..., Any],
     model: Model,
-    loss_fn: Callable,
+    loss: Callable | Objective,
     source: Source | Mapping[str, Any],
     training: Training,
 ) -> float:
     """How long `train` or `train_members` would take, measured on a few updates of a copy."""
-    rows = source if isinstance(source, Mapping) else source.window(0)
+    rows = source if isinstance(source, Mapping) else InMemory(source.window(0), source.num)
     short = replace(training, updates=2 * _TIMED_UPDATES, chunk=_TIMED_UPDATES)
     ended: list[float] = []  # the first chunk is compiled, the second is timed
 
@@ -289,7 +299,7 @@ def expected_seconds(
         ended.append(time.monotonic())
         return {}
 
-    train_fn(model, loss_fn, rows, short, evaluate_fn=note_time, show_progress=False)
+    train_fn(model, loss, rows, short, evaluate_fn=note_time, show_progress=False)
     return training.updates * (ended[1] - ended[0]) / _TIMED_UPDATES
 
 
@@ -313,10 +323,6 @@ def _copy(model: Model) -> Model:
     return jax.tree.map(lambda leaf: jnp.copy(leaf) if eqx.is_array(leaf) else leaf, model)
 
 
-def _chunks_since_best(losses: list[float]) -> int:
-    return len(losses) - 1 - int(np.argmin(losses)) if losses else 0
-
-
 def _finite(loss: float, name: str, step: int) -> float:
     if not np.isfinite(loss):
         raise ValueError(
@@ -326,56 +332,32 @@ def _finite(loss: float, name: str, step: int) -> float:
     return loss
 
 
-def _compiled_validation(
-    loss_fn: LossFn, validation: Validation, training: Training
-) -> Callable[[_State], Array]:
-    """The mean loss over held-out rows, in batches of the training's batch size."""
-    num = len(next(iter(validation.rows.values())))
-    # The last batch is topped up with the first rows, so that all have the same size.
-    chosen = np.arange(-(-num // training.batch_size) * training.batch_size) % num
-    batches = {
-        name: jnp.asarray(
-            np.asarray(rows)[chosen].reshape(-1, training.batch_size, *rows.shape[1:])
-        )
-        for name, rows in validation.rows.items()
-    }
-    assert training.seed is not None
-    key = jax.random.key(training.seed)  # the same for every chunk, so that losses are comparable
+def _chunk_fn(objective: Objective, training: Training, compiled_fn: Callable[[], Any]) -> Callable:
+    """A function that makes a number of updates; it calls `compiled_fn` once it is compiled.
 
-    @eqx.filter_jit
-    def measure(batches: Batch, state: _State) -> Array:
-        losses = jax.lax.map(lambda b: loss_fn(state.model, b, key, state.target), batches)
-        return jnp.mean(losses)
+    The numbers of updates and rows are data, so that one program serves runs of any length.
+    """
 
-    return lambda state: measure(batches, state)
-
-
-def _compiled_chunk(
-    loss_fn: LossFn, training: Training, compiled_fn: Callable[[], Any]
-) -> Callable:
-    """A function that makes a number of updates; it calls `compiled_fn` once it is compiled."""
-    optimiser = training.optimiser()
-
-    def update(state: _State, window: Batch, key: Array) -> tuple[_State, Array]:
-        rows = next(iter(window.values())).shape[0]
+    def update(
+        state: _State, window: Batch, rows: Array, updates: Array, key: Array
+    ) -> tuple[_State, Array]:
         batch_key, loss_key = jax.random.split(key)
         chosen = jax.random.randint(batch_key, (training.batch_size,), 0, rows)
         batch = {name: values[chosen] for name, values in window.items()}
-        loss, gradient = eqx.filter_value_and_grad(loss_fn)(
+        loss, gradient = eqx.filter_value_and_grad(objective.loss_fn)(
             state.model, batch, loss_key, state.target
         )
-        changes, optimiser_state = optimiser.update(
+        changes, optimiser_state = training.optimiser(updates).update(
             gradient, state.optimiser, eqx.filter(state.model, eqx.is_inexact_array)
         )
         model = eqx.apply_updates(state.model, changes)
         return replace(state, model=model, optimiser=optimiser_state), loss
 
-    @eqx.filter_jit(donate="all-except-first")
-    def run(arguments: tuple, state: _State) -> tuple[_State, Array]:
-        window, key, first, num = arguments
-        arrays, static = eqx.partition(state, eqx.is_array)
-
-        def body(arrays: Any, step: Array) -> tuple[Any, Array]:
+    def run(
+        arrays: Any, window: Batch, key: Array, numbers: dict[str, Array], *, static: Any
+    ) -> tuple[Any, Array]:
+        def body(step: Array, carried: tuple[Any, Array]) -> tuple[Any, Array]:
+            arrays, total = carried
             state = eqx.combine(arrays, static)
             if training.target_every:
                 fresh = step % training.target_every == 0
@@ -385,22 +367,30 @@ def _compiled_chunk(
                     state.target,
                 )
                 state = replace(state, target=target)
-            state, loss = update(state, window, jax.random.fold_in(key, step))
-            return eqx.filter(state, eqx.is_array), loss
+            rows, updates = numbers["rows"], numbers["updates"]
+            state, loss = update(state, window, rows, updates, jax.random.fold_in(key, step))
+            return eqx.filter(state, eqx.is_array), total + loss
 
-        arrays, losses = jax.lax.scan(body, arrays, first + jnp.arange(num))
-        return eqx.combine(arrays, static), jnp.mean(losses)
-
-    compiled: dict[int, Callable] = {}
+        first, num = numbers["first"], numbers["num"]
+        arrays, total = jax.lax.fori_loop(first, first + num, body, (arrays, jnp.zeros(())))
+        return arrays, total / num
 
     def compile_and_run(
-        state: _State, window: Batch, key: Array, first: int, num: int
+        state: _State, window: Batch, rows: int | None, key: Array, first: int, num: int
     ) -> tuple[_State, Array]:
-        arguments = (window, key, jnp.asarray(first), num), state
-        if num not in compiled:
-            compiled[num] = run.lower(*arguments).compile()  # type: ignore[attr-defined]
+        arrays, static = eqx.partition(state, eqx.is_array)
+        rows = next(iter(window.values())).shape[0] if rows is None else rows
+        numbers = {"rows": rows, "updates": training.updates, "first": first, "num": num}
+        arguments = (arrays, window, key, {k: jnp.asarray(v) for k, v in numbers.items()})
+        leaves, structure = jax.tree.flatten((arrays, window))
+        kinds = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
+        same = replace(training, updates=1, chunk=1, seed=0), structure, kinds
+        if same not in objective.programs:
+            program = jax.jit(functools.partial(run, static=static), donate_argnums=0)
+            objective.programs[same] = program.lower(*arguments).compile()
             compiled_fn()
-        return compiled[num](*arguments)
+        arrays, loss = objective.programs[same](*arguments)
+        return eqx.combine(arrays, static), loss
 
     return compile_and_run
 
@@ -433,19 +423,18 @@ class _Files:
         self,
         step: int,
         losses: list[float],
-        held_out: list[float],
         state: _State,
         metrics: Mapping[str, float],
     ) -> None:
         leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(eqx.filter(state, eqx.is_array))]
         # In this order, so that a kill in between loses no line; `resume` drops one too many.
         self.log.write(step, metrics)
-        Checkpoint(step, self.settings, losses, held_out, leaves).write(self.checkpoint)
+        Checkpoint(step, self.settings, losses, leaves).write(self.checkpoint)
 
-    def load(self, state: _State) -> tuple[int, list[float], list[float], _State]:
+    def load(self, state: _State) -> tuple[int, list[float], _State]:
         if not self.checkpoint.exists():
             self.log.resume(0)
-            return 0, [], [], state
+            return 0, [], state
         arrays, static = eqx.partition(state, eqx.is_array)
         leaves, structure = jax.tree.flatten(arrays)
         stored = Checkpoint.read(self.checkpoint)
@@ -461,7 +450,7 @@ class _Files:
         arrays = jax.tree.unflatten(structure, [jnp.asarray(leaf) for leaf in stored.leaves])
         state = eqx.combine(arrays, static)
         self.log.resume(stored.step)
-        return stored.step, [*stored.losses], [*stored.held_out], state
+        return stored.step, [*stored.losses], state
 
     def _check_settings(self, settings: Mapping[str, Any]) -> None:
         """Refuse a checkpoint of another run; settings that it lacks count as their defaults."""

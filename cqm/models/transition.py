@@ -1,10 +1,14 @@
-"""Effects by unrolling: a transition network rolled forward under the continuation of each label.
+"""Effects by unrolling a transition network under the later actions and noise of each label.
 
-The noise in a label comes only from the continuation, which is known in training. Given the
-continuation, the outcome of a branch is a deterministic function of state and first action. The
-network learns that function step by step, in the coordinates that actions move, with one set of
-weights for all steps, so every step of every branch is a training example. The effect of an action
-is the mean over fresh continuations.
+What makes a label noisy is known during training: the later actions and, in a world whose noise is
+a signal, the path of that signal. Given both, the outcome of a branch is a deterministic function
+of state and first action. The network learns that function step by step, with one set of weights
+for all steps, so every step of every branch is a training example. The effect of an action is the
+mean over fresh continuations and fresh noise.
+
+The coordinates of a step are its *state*, which the next step starts from, followed by the
+*readouts*: features that later steps do not depend on, such as a reward. The state starts with the
+coordinates that actions move; the others are carried along because they shape effects.
 """
 
 from __future__ import annotations
@@ -18,183 +22,250 @@ import jax.numpy as jnp
 from jax import Array
 
 from cqm.models.network import Classifier, Linear, small_at_first
-from cqm.quotient import Reference, center
+from cqm.quotient import center
 
-LATENT = 32  # latent coordinates beyond the features, if features are not the next observation
+LATENT = 32  # coordinates of a state that has to be learned
+_LEAST_SPREAD = 1e-3  # smallest spread of a step's change, relative to that of the coordinate
 _ABSOLUTE_WEIGHT = 0.1  # weight of the error in the features themselves, relative to their effects
 
 
 class Transition(eqx.Module):
-    """z' = z + g(z, context, a), where the first coordinates of z are the features."""
+    """One step: (state, context, controls, noise) to the next state and the readouts.
 
-    lift: Linear | None  # from inputs to z; None if the inputs start with the features
-    first: Linear  # from z and context to hidden
-    embedding: Array  # [actions, width]
+    The context is the part of the inputs that stays as it was at the start.
+    """
+
+    lift: Linear | None  # from inputs to the state; None if the inputs start with the state
+    first: Linear  # from state and context to hidden
+    controls: Array  # [controls, width]
+    noise: Array | None  # [noise, width]; None without noise
     hidden: tuple[Linear, ...]
-    last: Linear
-    num_features: int = eqx.field(static=True)
+    last: Linear  # from hidden to the change of the state, and to the readouts
+    num_states: int = eqx.field(static=True)
+    num_moved: int = eqx.field(static=True)
 
     def __init__(
         self,
         num_inputs: int,
-        num_actions: int,
-        num_features: int,
+        num_controls: int,
+        num_states: int,
         *,
+        num_moved: int,
+        num_readouts: int = 0,
+        num_noise: int = 0,
         width: int,
         has_latent: bool,
         key: Array,
     ):
         keys = iter(jax.random.split(key, 6))
-        size = num_features + LATENT if has_latent else num_features
-        context = num_inputs if has_latent else num_inputs - num_features
-        self.lift = Linear(num_inputs, size, next(keys)) if has_latent else None
-        self.first = Linear(size + context, width, next(keys))
-        self.embedding = jax.random.normal(next(keys), (num_actions, width))
+        context = num_inputs if has_latent else num_inputs - num_states
+        self.lift = Linear(num_inputs, num_states, next(keys)) if has_latent else None
+        self.first = Linear(num_states + context, width, next(keys))
+        self.controls = jax.random.normal(next(keys), (num_controls, width))
         self.hidden = (Linear(width, width, next(keys)), Linear(width, width, next(keys)))
         # Nearly constant at first: twelve steps of a random network would diverge.
-        self.last = small_at_first(Linear(width, size, next(keys)))
-        self.num_features = num_features
+        self.last = small_at_first(Linear(width, num_states + num_readouts, next(keys)))
+        self.noise = None
+        if num_noise:
+            self.noise = Linear(num_noise, width, jax.random.fold_in(key, 1)).weight
+        self.num_states, self.num_moved = num_states, num_moved
 
-    def unroll(self, inputs: Array, actions: Array) -> Array:
-        """Features after each step, `[horizon, n, branches, features]`.
-
-        Args:
-            inputs: `[n, inputs]`, starting with the features' own coordinates unless the network
-                has a latent state.
-            actions: `[n, branches, horizon]`.
-        """
+    def start(self, inputs: Array) -> tuple[Array, Array]:
+        """The first state, `[n, states]`, and the part of the first layer that stays the same."""
         if self.lift is None:
-            start, context = inputs[:, : self.num_features], inputs[:, self.num_features :]
+            state, context = inputs[:, : self.num_states], inputs[:, self.num_states :]
         else:
-            start, context = self.lift(inputs), inputs
-        fixed = self.context_part(context)[:, None]
-        start = jnp.broadcast_to(start[:, None], (*actions.shape[:2], start.shape[-1]))
+            state, context = self.lift(inputs), inputs
+        return state, context @ self.first.weight[self.num_states :] + self.first.bias
 
-        def step(z: Array, action: Array) -> tuple[Array, Array]:
-            z = self.step(z, fixed, action)
-            return z, z[..., : self.num_features]
-
-        return jax.lax.scan(step, start, jnp.moveaxis(actions, -1, 0))[1]
-
-    def step(self, z: Array, fixed: Array, action: Array) -> Array:
-        """One transition of states `[..., z]`; `fixed` is `context_part` of the context."""
-        first = self.first.weight[: z.shape[-1]]
-        hidden = jax.nn.silu(z @ first + fixed + self.embedding[action])
+    def step(self, state: Array, fixed: Array, controls: Array, noise: Array | None) -> Array:
+        """Coordinates after one step, `[..., states + readouts]`; `fixed` is from `start`."""
+        hidden = state @ self.first.weight[: self.num_states] + fixed + controls @ self.controls
+        if self.noise is not None and noise is not None:
+            hidden = hidden + noise @ self.noise
+        hidden = jax.nn.silu(hidden)
         for layer in self.hidden:
             hidden = hidden + jax.nn.silu(layer(hidden))
-        return z + self.last(hidden)
+        change = self.last(hidden)
+        readouts = change[..., self.num_states :]
+        return jnp.concatenate([state + change[..., : self.num_states], readouts], axis=-1)
 
-    def context_part(self, context: Array) -> Array:
-        """The context's contribution to the first layer, the same at every step."""
-        size = self.first.weight.shape[0] - context.shape[-1]
-        return context @ self.first.weight[size:] + self.first.bias
+    def unroll(self, inputs: Array, controls: Array, noise: Array | None = None) -> Array:
+        """Coordinates after each step, `[horizon, n, branches, states + readouts]`.
+
+        Args:
+            inputs: `[n, inputs]`.
+            controls: `[n, branches, horizon, controls]`.
+            noise: `[n, branches or 1, horizon, noise]`.
+        """
+        state, fixed = self.start(inputs)
+        fixed = fixed[:, None]
+        state = jnp.broadcast_to(state[:, None], (*controls.shape[:2], self.num_states))
+        along = [jnp.moveaxis(controls, -2, 0)]
+        if noise is not None:
+            along.append(jnp.moveaxis(noise, -2, 0))
+
+        def step(state: Array, now: list[Array]) -> tuple[Array, Array]:
+            reached = self.step(state, fixed, now[0], now[1] if len(now) > 1 else None)
+            return reached[..., : self.num_states], reached
+
+        return jax.lax.scan(step, state, along)[1]
+
+    def outputs(self, coordinates: Array) -> Array:
+        """The coordinates that make up the features: those that actions move, and readouts."""
+        moved, readouts = coordinates[..., : self.num_moved], coordinates[..., self.num_states :]
+        return jnp.concatenate([moved, readouts], axis=-1)
+
+    def observed(self, coordinates: Array) -> Array:
+        """The coordinates that can be compared with data; for a latent state, only the outputs."""
+        return coordinates if self.lift is None else self.outputs(coordinates)
 
     def effects(
         self,
         inputs: Array,
+        codes: Array,
         continuations: Array,
+        noise: Array | None,
         discounts: Array,
-        scales: Array,
-        reference: Reference = None,
     ) -> Array:
-        """Effects `[n, actions, d]`, averaged over continuations `[draws, horizon − 1]`."""
-        num_actions, draws = self.embedding.shape[0], continuations.shape[0]
+        """Effects `[n, actions, outputs]`, averaged over continuations and noise.
+
+        Args:
+            inputs: `[n, inputs]`.
+            codes: The candidate actions as control vectors, `[actions, controls]`.
+            continuations: Later actions, `[draws, horizon − 1]`.
+            noise: `[draws, horizon, noise]`, or None.
+            discounts: `[horizon]`.
+        """
+        num, draws, num_actions = len(inputs), len(continuations), len(codes)
         first = jnp.broadcast_to(jnp.arange(num_actions), (draws, num_actions))
-        actions = all_branches(first, continuations).reshape(1, draws * num_actions, -1)
-        actions = jnp.broadcast_to(actions, (inputs.shape[0], *actions.shape[1:]))
-        outcomes = jnp.tensordot(discounts, self.unroll(inputs, actions), 1)
-        outcomes = outcomes.reshape(inputs.shape[0], draws, num_actions, -1).mean(axis=1)
-        return center(outcomes * scales, reference)
+        actions = all_branches(first, continuations[:, None]).reshape(1, draws * num_actions, -1)
+        actions = jnp.broadcast_to(actions, (num, *actions.shape[1:]))
+        if noise is not None:
+            noise = jnp.repeat(noise, num_actions, axis=0)[None]
+            noise = jnp.broadcast_to(noise, (num, *noise.shape[1:]))
+        outcomes = jnp.tensordot(discounts, self.unroll(inputs, codes[actions], noise), 1)
+        outcomes = self.outputs(outcomes).reshape(num, draws, num_actions, -1)
+        return center(outcomes.mean(axis=1))
 
     def effects_under(
         self,
         inputs: Array,
+        codes: Array,
         behaviour: Classifier,
         uniforms: Array,
+        noise: Array | None,
         discounts: Array,
-        scales: Array,
     ) -> Array:
-        """Effects `[n, actions, d]` when a behaviour policy chooses the later actions.
+        """Effects `[n, actions, outputs]` when a behaviour policy chooses the later actions.
 
         Args:
             inputs: `[n, inputs]`; the network has no latent state.
-            behaviour: Logits of the actions, given the features' coordinates and the context.
-            uniforms: Uniform numbers that the actions are drawn with, `[draws, horizon − 1]`.
+            codes: The candidate actions as control vectors, `[actions, controls]`.
+            behaviour: Logits of the actions, given the state and the context.
+            uniforms: Uniform random numbers that determine the actions, `[draws, horizon − 1]`.
+            noise: `[draws, horizon, noise]`, or None.
             discounts: `[horizon]`.
-            scales: From standardised features to those of the basis, `[d]`.
         """
-        size, num_actions = self.num_features, self.embedding.shape[0]
-        fixed = self.context_part(inputs[:, size:])[:, None, None]
-        shape = (inputs.shape[0], uniforms.shape[0], num_actions, size)
-        z = jnp.broadcast_to(inputs[:, None, None, :size], shape)
-        z = self.step(z, fixed, jnp.broadcast_to(jnp.arange(num_actions), shape[:-1]))
-        context = inputs[:, None, None, size:]
-        context = jnp.broadcast_to(context, (*shape[:-1], context.shape[-1]))
+        size, num_actions, draws = self.num_states, len(codes), len(uniforms)
+        start, fixed = self.start(inputs)
+        fixed, context = fixed[:, None, None], inputs[:, None, None, size:]
+        shape = (len(inputs), draws, num_actions)
+        path: Any = [None] * len(discounts)
+        if noise is not None:
+            path = jnp.moveaxis(noise, 1, 0)[:, None, :, None]  # [horizon, 1, draws, 1, noise]
+        context = jnp.broadcast_to(context, (*shape, context.shape[-1]))
+        state = jnp.broadcast_to(start[:, None, None], (*shape, size))
+        reached = self.step(
+            state, fixed, jnp.broadcast_to(codes, (*shape, codes.shape[-1])), path[0]
+        )
 
-        def later(z: Array, drawn: Array) -> tuple[Array, Array]:
-            seen = jnp.concatenate([z, context], axis=-1)
-            limits = jnp.cumsum(jax.nn.softmax(behaviour(seen)), axis=-1)[..., :-1]
-            action = jnp.sum(drawn[None, :, None, None] >= limits, axis=-1)
-            z = self.step(z, fixed, action)
-            return z, z
+        def later(reached: Array, now: Any) -> tuple[Array, Array]:
+            state = reached[..., :size]
+            scores = behaviour(jnp.concatenate([state, context], axis=-1))
+            limits = jnp.cumsum(jax.nn.softmax(scores), axis=-1)[..., :-1]
+            action = jnp.sum(now[0][None, :, None, None] >= limits, axis=-1)
+            reached = self.step(state, fixed, codes[action], now[1] if noise is not None else None)
+            return reached, reached
 
-        _, rest = jax.lax.scan(later, z, uniforms.T)
-        outcomes = discounts[0] * z + jnp.tensordot(discounts[1:], rest, 1)
-        return center(outcomes.mean(axis=1) * scales)
+        along = (uniforms.T,) if noise is None else (uniforms.T, path[1:])
+        _, rest = jax.lax.scan(later, reached, along)
+        outcomes = discounts[0] * reached + jnp.tensordot(discounts[1:], rest, 1)
+        return center(self.outputs(outcomes.mean(axis=1)))
 
 
 def single_step_loss(model: Transition, batch: Mapping[str, Array], spread: Array) -> Array:
-    """Error of every single step from its true starting point, in units of a step's change.
+    """Error of single steps, each from the true state before it, in units of a typical change.
 
     It pretrains the network for unrolling, and is faster because steps are computed in parallel.
+    One random branch is used per row: steps from different states teach more than the same number
+    of steps from one state.
 
     Args:
         model: The network, without a latent state.
-        batch: As for `unrolled_loss`.
-        spread: Standard deviation of a step's change, `[features]`.
+        batch: As for `unrolled_loss`, and a random number per row, `uniform`.
+        spread: From `step_spread`.
     """
-    actions = all_branches(batch["arms"], batch["continuation"])
-    fixed = model.context_part(batch["inputs"][:, model.num_features :])[:, None, None]
-    reached = model.step(before_steps(batch), fixed, actions)
-    return jnp.mean(((reached - batch["steps"]) / spread) ** 2)
+    rows, num_arms = jnp.arange(len(batch["inputs"])), batch["controls"].shape[1]
+    arms = jnp.floor(batch["uniform"] * num_arms).astype(int)
+    controls, steps = batch["controls"][rows, arms], batch["steps"][rows, arms]
+    before = before_steps(batch, model.num_states)[rows, arms]
+    _, fixed = model.start(batch["inputs"])
+    reached = model.step(before, fixed[:, None], controls, batch.get("noise"))
+    return _mean_square((reached - steps) / spread)
 
 
-def step_spread(rows: Mapping[str, Any]) -> Array:
-    """Standard deviation of the change in one step, `[features]`."""
-    return jnp.std(rows["steps"] - before_steps(rows), axis=(0, 1, 2)) + 1e-6
+def step_spread(rows: Mapping[str, Any], num_states: int) -> Array:
+    """Standard deviation of the change of the state in one step, and of the readouts."""
+    steps = rows["steps"]
+    change = steps[..., :num_states] - before_steps(rows, num_states)
+    both = jnp.concatenate([change, steps[..., num_states:]], axis=-1)
+    # A coordinate that hardly changes in a step must not outweigh the others.
+    return jnp.maximum(jnp.std(both, axis=(0, 1, 2)), _LEAST_SPREAD)
 
 
-def before_steps(batch: Mapping[str, Any]) -> Array:
-    """Features at the start of every step, like `steps`; the first ones come from `inputs`."""
-    steps = batch["steps"]
-    start = batch["inputs"][:, None, None, : steps.shape[-1]]
-    start = jnp.broadcast_to(start, (*steps.shape[:2], 1, steps.shape[-1]))
+def before_steps(batch: Mapping[str, Any], num_states: int) -> Array:
+    """State at the start of every step, `[n, arms, horizon, states]`."""
+    steps = batch["steps"][..., :num_states]
+    start = batch["inputs"][:, None, None, :num_states]
+    start = jnp.broadcast_to(start, (*steps.shape[:2], 1, num_states))
     return jnp.concatenate([start, steps[:, :, :-1]], axis=2)
 
 
-def all_branches(first: Array, continuations: Array) -> Array:
-    """Actions of every branch `[..., arms, horizon]`: first action, then the continuation."""
-    shape = (*first.shape, continuations.shape[-1])
-    rest = jnp.broadcast_to(continuations[..., None, :], shape)
-    return jnp.concatenate([first[..., None], rest], axis=-1)
+def all_branches(first: Any, later: Any) -> Array:
+    """Actions of every branch, `[..., arms, horizon]`: the first action, then the later ones.
+
+    Args:
+        first: `[..., arms]`.
+        later: `[..., arms or 1, horizon − 1]`.
+    """
+    later = jnp.broadcast_to(later, (*first.shape, later.shape[-1]))
+    return jnp.concatenate([first[..., None], later], axis=-1)
 
 
 def unrolled_loss(
-    model: Transition, batch: Mapping[str, Array], discounts: Array, scales: Array
+    model: Transition, batch: Mapping[str, Array], discounts: Array, targets: Array
 ) -> Array:
-    """Error of the effects, in units of their size, plus a small weight on the features' error.
+    """Error of the effects, in units of their size, plus a small multiple of the features' error.
 
     Args:
         model: The network.
-        batch: `inputs` `[n, inputs]`, the first actions `arms` `[n, arms]`, `continuation`
-            `[n, horizon − 1]`, and the standardised features of every step, `steps`
-            `[n, arms, horizon, features]`.
+        batch: `inputs` `[n, inputs]`, `controls` `[n, arms, horizon, controls]`, `steps`
+            `[n, arms, horizon, observed]` and, in a world with noise, `noise`
+            `[n, horizon, noise]`.
         discounts: `[horizon]`.
-        scales: Factors from standardised features to units of the effects' size, `[features]`.
+        targets: From outputs to the coordinates in which effects are learned,
+            `[outputs, coordinates]`.
     """
-    actions = all_branches(batch["arms"], batch["continuation"])
-    predicted = model.unroll(batch["inputs"], actions)
+    noise = batch["noise"][:, None] if "noise" in batch else None
+    predicted = model.unroll(batch["inputs"], batch["controls"], noise)
     target = jnp.moveaxis(batch["steps"], 2, 0)
-    difference = jnp.tensordot(discounts, predicted - target, 1) * scales
-    absolute = jnp.mean((predicted - target) ** 2)
-    return jnp.mean(center(difference) ** 2) + _ABSOLUTE_WEIGHT * absolute
+    absolute = model.observed(predicted) - target
+    relevant = absolute if model.lift is not None else model.outputs(absolute)
+    difference = jnp.tensordot(discounts, relevant, 1) @ targets
+    return _mean_square(center(difference)) + _ABSOLUTE_WEIGHT * _mean_square(absolute)
+
+
+def _mean_square(values: Array) -> Array:
+    """Mean square; zero if there are no values, as in a world in which actions change nothing."""
+    return jnp.sum(values**2) / max(1, values.size)

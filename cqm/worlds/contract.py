@@ -6,9 +6,9 @@ enters as an argument: `reset` takes a generator, and `rollout` takes noise that
 beforehand. The outcome of a branch is therefore a function of (state, controls, noise), and
 branches that share noise differ only through their controls.
 
-Memory lives in the state: whatever a later step depends on, such as the current level of a
-fluctuating demand, is part of it. Noise is the innovations: what is new at each step, drawn without
-looking at the state. `World.noise_kind` says whether its numbers mean anything.
+The state holds all memory: whatever a later step depends on, such as the current level of a
+fluctuating demand, is part of it. Noise is only what is new at each step (the innovations), drawn
+without looking at the state. `World.noise_kind` says whether its numbers mean anything.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ NoiseKind = Literal["none", "signal", "seeds"]
 
 - `none`: there is no noise, or it changes nothing.
 - `signal`: its numbers enter the step, such as demand, price or wind. Similar numbers have similar
-  consequences, apart from thresholds, so the numbers can be learned from.
+  consequences, apart from thresholds, so a model can learn from them.
 - `seeds`: its numbers seed a random generator and mean nothing themselves.
 """
 

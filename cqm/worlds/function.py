@@ -105,8 +105,8 @@ class FunctionWorld(World):
             window that starts at a random row.
         fixed_noise: Whether `exogenous` gives every rollout the same path on purpose, whatever the
             generator; without it, `check_world` takes such a path for a mistake.
-        noise_kind: `"signal"` if the numbers of `exogenous` enter the step, the default; `"seeds"`
-            if they only seed random generators.
+        noise_kind: `"signal"` (the default) if the numbers of `exogenous` enter the step;
+            `"seeds"` if they only seed random generators.
         control_low: Lower control bounds; by default the smallest candidate action.
         control_high: Upper control bounds; by default the largest candidate action.
         continuous: Whether every control between the bounds is allowed; False if only the

@@ -1,8 +1,8 @@
-"""Is the noise of a world what the world declares? A question that `check_world` asks.
+"""The part of `check_world` that tests whether a world's noise is of the kind it declares.
 
 Rollouts with fresh noise are compared with rollouts in which each number of the noise is nudged
-by about a thousandth of its spread. A signal that is nudged changes little, or in few rows if there
-are thresholds. A seed that is nudged is simply another seed.
+by about a thousandth of its spread. Nudging a signal changes the features only slightly, or in only
+a few rows if there are thresholds. Nudging a seed gives another seed.
 """
 
 from __future__ import annotations
@@ -59,25 +59,25 @@ def noise_kind_problem(trial: Trial) -> str:
         return ""
     return (
         f"nudging the noise by a thousandth of its spread changes {like_seeds[0]!r} about as much "
-        "as fresh noise does, so its numbers act as seeds; declare noise_kind 'seeds', or let "
-        "numbers that mean something enter the step"
+        "as fresh noise does, so its numbers act as seeds; declare noise_kind 'seeds', or sample "
+        "the random quantities themselves (demand, wind) and use them in the step"
     )
 
 
 def _undeclared(first: Rollout, fresh: Rollout) -> str:
-    """The problem of a world without declared noise in which noise matters."""
+    """A message if noise matters although none is declared; empty otherwise."""
     ok = _both_ok(first, fresh)
     same_status = np.array_equal(first.status, fresh.status)
     if same_status and np.array_equal(first.features[ok], fresh.features[ok]):
         return ""
     return (
-        "other noise changes the features, but noise_kind is 'none'; declare 'signal' if its "
+        "different noise changes the features, but noise_kind is 'none'; declare 'signal' if its "
         "numbers enter the step, such as demand or wind, and 'seeds' if they seed a generator"
     )
 
 
 def _unreported(first: Rollout, fresh: Rollout) -> str:
-    """The problem of rows that depend on the noise although they report that they drew nothing."""
+    """A message if rows that report no draws depend on the noise; empty otherwise."""
     if first.drew is None or fresh.drew is None:
         return ""
     quiet = _both_ok(first, fresh) & ~first.drew & ~fresh.drew
@@ -85,13 +85,13 @@ def _unreported(first: Rollout, fresh: Rollout) -> str:
     if not differ:
         return ""
     return (
-        f"{differ} of {quiet.sum()} rollouts that report no draws depend on the noise; drew must "
-        "be True, or None if it is not known"
+        f"{differ} of {quiet.sum()} rollouts that report no draws depend on the noise; "
+        "Rollout.drew must be True for them, or None if unknown"
     )
 
 
 def _relative_change(feature: int, first: Rollout, fresh: Rollout, nudged: list[Rollout]) -> float:
-    """Change of a feature by nudged noise relative to fresh noise, in the direction of less change.
+    """Change of a feature by nudged relative to fresh noise; the smaller of the two directions.
 
     It is measured at the first step at which fresh noise matters, because later a chaotic world
     has amplified any nudge.

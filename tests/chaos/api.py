@@ -129,7 +129,7 @@ WILD = [
 def entries(t):
     """Public functions with good arguments: name -> (function, {argument: (kind, value)})."""
     out = t.directory / "out"
-    tiny = {"method": "direct", "width": 4, "training": made.TRAINING}
+    tiny = {"candidates": "direct", "width": 4, "training": made.TRAINING}
     recipe = {
         "states": ("count huge", 4),
         "horizon": ("count huge", 2),
@@ -300,7 +300,8 @@ def entries(t):
             fit_effect,
             {
                 "branches": ("data", t.branches),
-                "method": ("choice", "direct"),
+                "candidates": ("choice", "direct"),
+                "budget": ("wild", "1h"),
                 "conditioning": ("choice", "effect"),
                 "decoder_rank": ("count", 1),
                 "width": ("count huge", 4),
@@ -308,7 +309,6 @@ def entries(t):
                 "training": ("data", made.TRAINING),
                 "updates": ("count", 1),
                 "validation": ("share", 0.0),
-                "patience": ("count", 8),
                 "memory_gb": ("positive", 2.0),
                 **estimator,
             },

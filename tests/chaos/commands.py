@@ -45,7 +45,7 @@ WORDS = [
 GOOD = {
     "collect": ["cartpole-swingup", "--out=out", "--states=4", "--horizon=2", "--threads=1"],
     "audit": ["set", "--families=4"],
-    "fit": ["set", "--out=out-model", "--updates=1", "--width=4"],
+    "fit": ["set", "--out=out-model", "--candidates=direct", "--updates=1", "--width=4"],
     "query": ["model", "--reward=position", "--states=2"],
     "worlds check": ["cartpole-swingup", "--states=2"],
     "worlds list": [],
@@ -61,7 +61,10 @@ NUMERIC = {
     "reproduce": ["seeds"],
 }
 NUMERIC["collect"] += ["arms", "warmup", "continuation", "threads", "per-step", "action-names"]
-CHOICES = {"fit": ["estimator"], "reproduce": ["preset", "study", "methods", "domains"]}
+CHOICES = {
+    "fit": ["estimator", "candidates", "budget"],
+    "reproduce": ["preset", "study", "methods", "domains"],
+}
 PATHS = {"fit": ["calibration", "out"], "collect": ["out"], "query": ["states"]}
 POSITIONAL = {"collect": WORLDS, "worlds check": WORLDS, "audit": FILES, "fit": FILES}
 POSITIONAL |= {"query": FILES, "report": FILES}

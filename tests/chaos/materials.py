@@ -100,9 +100,8 @@ def collect_pendulum(directory, *, states=1100, seed=0):
 
 def effect_model(**settings):
     """An untrained model that compiles quickly."""
-    return cqm.EffectModel(
-        **{"method": "direct", "width": 4, "decoder_rank": 2, "training": TRAINING, **settings}
-    )
+    tiny = {"candidates": "direct", "width": 4, "decoder_rank": 2, "validation": 0.0}
+    return cqm.EffectModel(**{**tiny, "training": TRAINING, **settings})
 
 
 def logs_of(directory, *, seed=0):

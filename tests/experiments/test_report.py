@@ -236,7 +236,7 @@ def test_parts_of_a_run_have_a_first_screen(tmp_path, part, complete):
     if not complete:
         for name in COLUMNS:
             if name != "scores.csv":
-                (tmp_path / name).unlink()
+                (tmp_path / name).unlink(missing_ok=True)
     page = rendered(tmp_path)
     assert Elements(page).open == []
     screen = page[page.index('<div class="first">') : page.index('id="run"')]
@@ -375,7 +375,7 @@ def test_scores_alone_give_a_page(tmp_path):
     write_run(tmp_path, domains=("walker-walk",), seeds=(7,), methods=("cqm",), beyond=())
     for name in COLUMNS:
         if name != "scores.csv":
-            (tmp_path / name).unlink()
+            (tmp_path / name).unlink(missing_ok=True)
     page = rendered(tmp_path)
     assert page.count("<figure") == 2
     assert "0.313 <span>± 0.010</span>" in page

@@ -4,7 +4,7 @@ import os
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
-from support.synthetic_run import log_rows, write_run
+from support.synthetic_run import log_rows, world_rows, write_run
 
 from cqm.experiments.results import COLUMNS, load, read_csv, with_current_names, write_csv
 from cqm.storage import DamagedFileError, write_json
@@ -131,6 +131,7 @@ def test_what_a_run_must_have_is_named(tmp_path, name):
 @pytest.mark.parametrize("name", [*(n for n in COLUMNS if n != "scores.csv"), "times.json"])
 def test_what_a_run_may_lack_is_empty(tmp_path, name):
     write_run(tmp_path, domains=("reacher-easy",), seeds=(7,), methods=("cqm",), beyond=())
+    write_csv(tmp_path / "worlds.csv", world_rows("clock"), COLUMNS["worlds.csv"])
     assert getattr(load(tmp_path), name.partition(".")[0])
     (tmp_path / name).unlink()
     assert not getattr(load(tmp_path), name.partition(".")[0])

@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import inspect
+import re
 import zipfile
 
 import gymnasium
@@ -49,11 +50,13 @@ def fitted(request, branches, logs):
     """A fitted model of each kind; every test gets its own."""
     match request.param:
         case "effect-direct":
-            return cqm.EffectModel(method="direct", width=8, members=2, training=QUICK).fit(
+            return cqm.EffectModel(candidates="direct", width=8, members=2, training=QUICK).fit(
                 branches
             )
         case "effect-unrolled":
-            return cqm.EffectModel(width=8, draws=4, training=QUICK).fit(branches)
+            return cqm.EffectModel(candidates="unrolled", width=8, draws=4, training=QUICK).fit(
+                branches
+            )
         case "residual":
             return cqm.ResidualModel(members=2).fit(logs)
         case "tabular":
@@ -79,7 +82,7 @@ def test_parameters_are_stored_untouched_and_follow_scikit_learn(kind):
     assert repr(copied.get_params()) == repr(params)
     assert model.set_params(members=5) is model
     assert model.members == 5
-    with pytest.raises(ValueError, match=r"unknown parameters \['depth'\]; available: \['method'"):
+    with pytest.raises(ValueError, match=r"unknown parameters \['depth'\]; available: \['"):
         model.set_params(depth=3)
     with pytest.raises(TypeError, match="depth"):
         kind(depth=3)
@@ -92,8 +95,8 @@ def test_a_repr_shows_what_differs_from_the_defaults():
     assert repr(cqm.ResidualModel(weighting=False)) == "ResidualModel(weighting=False)"
     paper = repr(cqm.EffectModel.paper(seed=3))
     assert paper == (
-        "EffectModel(method='direct', conditioning='none', decoder_rank=8, width=128, "
-        "training=Training(), seed=3)"
+        "EffectModel(candidates='direct', conditioning='none', decoder_rank=8, "
+        "members=1, training=Training(), validation=0.0, seed=3)"
     )
 
 
@@ -107,9 +110,9 @@ def test_a_saved_model_is_the_same_model(fitted, tmp_path):
     np.testing.assert_array_equal(
         loaded.member_effects(observations), fitted.member_effects(observations)
     )
-    assert loaded.summary() == fitted.summary()
+    assert loaded.summary() == without_seconds(fitted.summary())
     _, front_matter, card = (tmp_path / "README.md").read_text().split("---\n")
-    assert card == fitted.summary()
+    assert card == loaded.summary()
     assert front_matter.startswith("library_name: cqm\ntags:\n- cqm\n")
 
 
@@ -135,7 +138,7 @@ def test_effects_are_centred_at_any_reference(fitted, tmp_path):
 def test_a_calibrated_model_shows_its_scores_on_its_card(kind, branches, logs, held_out, tmp_path):
     model: Estimator
     if kind == "effect":
-        model = cqm.EffectModel(method="direct", width=8, training=QUICK).fit(branches)
+        model = cqm.EffectModel(candidates="direct", width=8, training=QUICK).fit(branches)
     elif kind == "residual":
         model = cqm.ResidualModel().fit(logs)
     else:
@@ -159,7 +162,11 @@ def test_models_learn_only_from_their_own_data(branches, logs):
 def test_saved_parameters_round_trip(branches, tmp_path):
     graph = ComparisonGraph(3, ((2, 0), (0, 1)))  # neither sorted nor oriented
     model = cqm.EffectModel(
-        method="direct", width=8, graph=graph, reference=np.array([0.2, 0.3, 0.5]), training=QUICK
+        candidates="direct",
+        width=8,
+        graph=graph,
+        reference=np.array([0.2, 0.3, 0.5]),
+        training=QUICK,
     )
     model.fit(branches).save(tmp_path)
     loaded = cqm.EffectModel.load(tmp_path)
@@ -217,7 +224,7 @@ def test_a_setting_that_an_older_checkpoint_lacks_counts_as_its_default(
     """Adding a parameter must not make the checkpoints of earlier versions unreadable."""
     defaults = cqm.EffectModel._defaults()
     older = {name: value for name, value in defaults.items() if name != "memory_gb"}
-    model = cqm.EffectModel(method="direct", width=8, training=QUICK)
+    model = cqm.EffectModel(candidates="direct", width=8, training=QUICK)
     with monkeypatch.context() as patch:
         patch.setattr(cqm.EffectModel, "_defaults", classmethod(lambda cls: older))
         expected = model.fit(branches, directory=tmp_path).effect(_observations(model))
@@ -228,9 +235,22 @@ def test_a_setting_that_an_older_checkpoint_lacks_counts_as_its_default(
         changed.fit(branches, directory=tmp_path)
 
 
-@pytest.mark.parametrize("num", [0, 1, 7, 8, 20])
+@pytest.mark.parametrize(
+    ("num", "size", "rows"),
+    [
+        (0, 8, 1),
+        (1, 8, 1),
+        (2, 8, 8),
+        (20, 8, 8),
+        (2, 32, 16),
+        (16, 32, 16),
+        (17, 32, 32),
+        (3, 1, 1),
+    ],
+)
 @pytest.mark.parametrize("axis", [0, 1])
-def test_predictions_in_blocks_are_those_of_all_rows_at_once(num, axis):
+def test_predictions_in_blocks_are_those_of_all_rows_at_once(num, size, rows, axis):
+    """In blocks of one row, of 16 or of the given size, so that few shapes are compiled."""
     inputs = np.arange(3.0 * num, dtype=np.float32).reshape(num, 3)
     shapes = []
 
@@ -238,21 +258,21 @@ def test_predictions_in_blocks_are_those_of_all_rows_at_once(num, axis):
         shapes.append(block.shape)
         return 2 * block if axis == 0 else 2 * block[None]
 
-    found = in_blocks(predict, inputs, 8, axis=axis)
+    found = in_blocks(predict, inputs, size, axis=axis)
     np.testing.assert_array_equal(found, 2 * inputs if axis == 0 else 2 * inputs[None])
-    assert set(shapes) == {(8, 3)}
+    assert set(shapes) == {(rows, 3)}
     assert found.dtype == np.float64
 
 
 def test_copies_do_not_share_their_calibration(branches, held_out):
-    model = cqm.EffectModel(method="direct", width=8, training=QUICK).fit(branches)
+    model = cqm.EffectModel(candidates="direct", width=8, training=QUICK).fit(branches)
     calibrated = copy.copy(model).calibrate(held_out)
     assert calibrated.calibration_ is not None
     assert model.calibration_ is None
 
 
 def test_an_action_may_be_named_wherever_it_may_be_indexed(branches, held_out):
-    model = cqm.EffectModel(method="direct", width=8, training=QUICK).fit(branches)
+    model = cqm.EffectModel(candidates="direct", width=8, training=QUICK).fit(branches)
     observations, by_index = _observations(model), {"action": 2, "baseline": 0}
     expected = model.effect(observations, **by_index)
     by_name = {"action": "right", "baseline": "left"}
@@ -285,9 +305,9 @@ def test_one_state_in_gives_one_answer_out(fitted):
         (fitted.rank(one.tolist(), weights[0]), fitted.rank(batch, weights[0])[1]),
         (fitted.act(one, weights), fitted.act(batch, weights)[1]),
     ):
-        # Rounding may depend on the number of rows.
+        # Rounding, of networks in float32, may depend on the number of rows.
         size = np.abs(expected).max()
-        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12 * size, strict=True)
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 * size, strict=True)
     assert np.shape(fitted.act(one, weights[0])) == ()
     columns = ", ".join(fitted.observation_names)
     width = len(fitted.observation_names)
@@ -299,7 +319,7 @@ def test_one_state_in_gives_one_answer_out(fitted):
 
 @pytest.mark.filterwarnings("ignore:the query uses features that")  # it hardly learned any
 def test_a_verdict_has_the_names_and_says_what_best_means(branches, held_out):
-    model = cqm.EffectModel(method="direct", width=8, training=QUICK).fit(branches)
+    model = cqm.EffectModel(candidates="direct", width=8, training=QUICK).fit(branches)
     query = cqm.Query.named({"angle": 1.0}, model)
     verdict = model.calibrate(held_out).certify(_observations(model), query, confidence=0.9)
     assert verdict.best == tuple(NAMES[i] for i in model.act(_observations(model), query))
@@ -327,7 +347,7 @@ def test_names_of_actions_are_saved_and_on_the_card(fitted, tmp_path):
 
 
 def test_a_fitted_model_prints_what_it_is_about(branches, held_out):
-    model = cqm.EffectModel(method="direct", width=8, training=QUICK)
+    model = cqm.EffectModel(candidates="direct", width=8, training=QUICK)
     assert str(model) == repr(model)
     assert "no; call fit with branch families" in model._repr_html_()
     model.fit(branches)
@@ -340,7 +360,8 @@ def test_a_fitted_model_prints_what_it_is_about(branches, held_out):
         "  method        direct",
         "  excess error  unknown; measure it with calibrate",
     ]
-    assert repr(model).startswith("EffectModel(method='direct', width=8")  # as scikit-learn wants
+    # As scikit-learn wants.
+    assert repr(model).startswith("EffectModel(candidates='direct', width=8")
     error = f"{model.calibrate(held_out).calibration_.excess_error:.3g} on 40 held-out states"
     assert error in str(model)
     html = model._repr_html_()
@@ -351,7 +372,7 @@ def test_a_fitted_model_prints_what_it_is_about(branches, held_out):
 def test_raw_observations_of_an_environment_are_enough(tmp_path):
     world = cqm.load_world("CartPole-v1", action_names=("left", "right"))
     branches = cqm.collect(world, states=60, horizon=3, warmup=(0, 3), threads=1)
-    model = cqm.EffectModel(method="direct", width=8, training=QUICK).fit(branches)
+    model = cqm.EffectModel(candidates="direct", width=8, training=QUICK).fit(branches)
     env = gymnasium.make("CartPole-v1")
     observation, _ = env.reset(seed=0)
     assert observation.shape == (4,)
@@ -370,6 +391,11 @@ def test_raw_observations_of_an_environment_are_enough(tmp_path):
         model.act(observation[:3], query)
 
 
+def without_seconds(card):
+    """A card without the seconds that fitting took, which are not stored."""
+    return re.sub(r", \d+ s(?=, )", "", card)
+
+
 def _observations(model):
     if model.method_ == "tabular":
         return np.array([[0.0], [1.0]])
@@ -377,7 +403,7 @@ def _observations(model):
 
 
 def test_a_query_on_what_the_model_has_not_learned_names_it(branches, held_out):
-    model = cqm.EffectModel(method="direct", width=64, updates=400).fit(branches)
+    model = cqm.EffectModel(candidates="direct", width=64, updates=400).fit(branches)
     states = held_out.observations[:2]
     angle, speed, both = (
         cqm.Query(np.array(weights)) for weights in ([1, 0, 0], [0, 1, 0], [1, 1, 0])
@@ -404,9 +430,16 @@ def test_numbers_of_numpy_are_as_good_as_plain_ones(branches, tmp_path):
         updates=np.int64(2), batch_size=np.int32(8), learning_rate=np.float32(1e-3)
     )
     settings = {"seed": np.int64(2), "members": np.int64(2), "width": np.int64(8)}
-    model = cqm.EffectModel(training=training, updates=np.int64(3), **settings).fit(branches)
-    model.save(tmp_path)
-    assert cqm.load_model(tmp_path).members == 2
+    model = cqm.EffectModel(
+        candidates="direct",
+        validation=np.float64(0),
+        training=training,
+        updates=np.int64(3),
+        **settings,
+    )
+    model.fit(branches).save(tmp_path)
+    loaded = cqm.load_model(tmp_path)
+    assert (loaded.members, loaded.updates, loaded.updates_) == (2, 3, {"direct": [3]})
 
 
 def test_a_refused_fit_leaves_the_model_as_it_was(logs):

@@ -7,12 +7,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.worlds import pushed_world
 
 import cqm
 from cqm import storage
 from cqm.models.files import CONFIG, MODEL
+from cqm.models.predictors import StackedPredictor
 from cqm.storage import DamagedFileError
 
+RECIPE = {"horizon": 2, "warmup": (0, 0), "per_step": True, "seed": 1}
 OLD = Path(__file__).parents[1] / "data" / "v0.1" / "models"
 
 
@@ -22,7 +25,33 @@ def saved(tmp_path_factory):
     directory = tmp_path_factory.mktemp("models")
     for name in ("residual-tabular", "residual", "effect-direct", "effect-unrolled"):
         cqm.load_model(OLD / name).save(directory / name)
+    small = {"width": 4, "updates": 1, "draws": 2, "validation": 0.0}
+    branches = cqm.collect(pushed_world(push), states=60, **RECIPE)
+    ridge = cqm.EffectModel(candidates="ridge").fit(branches)
+    ridge.save(directory / "effect-ridge")
+    latent = pushed_world(
+        push,
+        features=lambda state, action, noise, after: np.cos(after[:, :1]),
+        feature_names=("cosine",),
+    )
+    model = cqm.EffectModel(candidates="unrolled", **small)
+    model.fit(cqm.collect(latent, states=20, **RECIPE)).save(directory / "effect-latent")
+    constant = cqm.EffectModel(candidates="constant").fit(branches)
+    parts = constant.predictor_, ridge.predictor_
+    ridge.predictor_ = StackedPredictor(parts, np.array([0.25, 0.75]))
+    ridge.save(directory / "effect-stack")
     return directory
+
+
+def push(state, action, noise):
+    return action * state[:, 0] * state[:, 1]
+
+
+@pytest.mark.parametrize("kind", ["ridge", "latent", "stack"])
+def test_models_are_read_as_long_as_nothing_is_changed(saved, tmp_path, kind):
+    directory = shutil.copytree(saved / f"effect-{kind}", tmp_path / "model")
+    reseal(directory)
+    assert np.isfinite(cqm.load_model(directory).effect(np.zeros((1, 2)))).all()
 
 
 @pytest.fixture
@@ -219,9 +248,28 @@ def nan(values):
         ("effect-unrolled", array("continuations", lambda a: a + 7)),
         ("effect-unrolled", array("continuations", lambda a: a[:, :1])),
         ("effect-unrolled", array("discounts", lambda a: a[:-1])),
-        ("effect-unrolled", array("scales", lambda a: a[:-1])),
+        ("effect-unrolled", array("sizes", lambda a: a[:-1])),
+        ("effect-unrolled", array("sizes", lambda a: -a)),
+        ("effect-unrolled", array("sizes", lambda a: a + 1)),
+        ("effect-unrolled", array("sizes", lambda a: np.add(a, (0, 7)))),
+        ("effect-unrolled", array("sizes", lambda a: np.add(a, (10**9, 0)))),
+        ("effect-latent", array("sizes", lambda a: np.add(a, (10**9, 0)))),
+        ("effect-latent", array("sizes", lambda a: 0 * a)),
+        ("effect-latent", array("sizes", lambda a: np.add(a, (-1, 0)))),
+        ("effect-latent", array("sizes", lambda a: np.add(a, (0, 1)))),
+        ("effect-ridge", array("waves.weights", lambda a: np.concatenate([a, a[:, :, :2]], 2))),
+        ("effect-ridge", array("waves.weights", lambda a: a[:, :, :-1])),
+        ("effect-stack", array("stack.weights", lambda a: a[:0])),
+        ("effect-stack", array("stack.weights", lambda a: a[:1])),
+        ("effect-stack", array("stack.weights", lambda a: 3 * a)),
+        ("effect-stack", array("stack.weights", lambda a: np.array([-0.5, 1.5]))),
+        ("effect-stack", array("stack.weights", lambda a: np.array([0.0, 1.0]))),
+        ("effect-stack", array("stack.weights", nan)),
+        ("effect-stack", array("part.1.waves.weights", lambda a: a[:, :, :-1])),
+        ("effect-stack", without("part.1.basis")),
         ("effect-unrolled", without("network.last.weight")),
-        ("effect-unrolled", without("scales")),
+        ("effect-unrolled", without("sizes")),
+        ("effect-unrolled", array("controls", lambda a: a[:-1])),
     ],
 )
 def test_arrays_that_do_not_fit_are_named(saved, tmp_path, model, change):
@@ -230,7 +278,38 @@ def test_arrays_that_do_not_fit_are_named(saved, tmp_path, model, change):
     reseal(directory, change_arrays=change_arrays)
     with pytest.raises(DamagedFileError, match=r"model\.safetensors does not fit model\.json") as e:
         cqm.load_model(directory)
-    assert name.partition(".")[0] in str(e.value)
+    assert name.removeprefix("part.1.").partition(".")[0] in str(e.value)
+
+
+@pytest.mark.parametrize(("model", "prefix"), [("effect-ridge", ""), ("effect-stack", "part.1.")])
+def test_a_regression_of_an_effect_model_has_one_member(saved, tmp_path, model, prefix):
+    directory = shutil.copytree(saved / model, tmp_path / "model")
+
+    def double(arrays):
+        for name in ("frequencies", "phases", "weights"):
+            values = arrays[f"{prefix}waves.{name}"]
+            arrays[f"{prefix}waves.{name}"] = np.concatenate([values, values])
+
+    reseal(directory, change_arrays=double)
+    with pytest.raises(
+        DamagedFileError, match=r"'waves\.frequencies' must be \[1, inputs, waves\]"
+    ):
+        cqm.load_model(directory)
+
+
+def test_a_behaviour_with_a_latent_state_is_refused(saved, tmp_path):
+    directory = shutil.copytree(saved / "effect-latent", tmp_path / "model")
+
+    def add_behaviour(arrays):
+        sizes = (arrays["inputs.matrix"].shape[1], 4, 4, 3)
+        for i in range(3):
+            arrays[f"behaviour.layers.{i}.weight"] = np.zeros(sizes[i : i + 2], np.float32)
+            arrays[f"behaviour.layers.{i}.bias"] = np.zeros(sizes[i + 1], np.float32)
+        arrays["continuations"] = np.zeros(arrays["continuations"].shape)
+
+    reseal(directory, change_arrays=add_behaviour)
+    with pytest.raises(DamagedFileError, match="a latent state cannot have a behaviour"):
+        cqm.load_model(directory)
 
 
 def test_a_calibration_must_fit_its_model(saved, tmp_path):

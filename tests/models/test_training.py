@@ -1,20 +1,31 @@
-import contextlib
+import gc
 import json
 import re
 import sys
 import time
 import types
+from dataclasses import replace
+from pathlib import Path
 from typing import ClassVar
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from cqm import storage
 from cqm.models.network import Linear
-from cqm.models.training import InMemory, Training, Validation, expected_seconds, train
+from cqm.models.training import (
+    InMemory,
+    Objective,
+    Training,
+    expected_seconds,
+    stacked_members,
+    train,
+    train_members,
+)
 from cqm.storage import DamagedFileError
 
 RNG = np.random.default_rng(0)
@@ -49,8 +60,106 @@ def test_a_linear_map_is_found():
 def test_the_same_seed_gives_the_same_bits_and_another_does_not():
     first = train(start(), squared_error, DATA, SETTINGS).model
     assert same_bits(first, train(start(), squared_error, DATA, SETTINGS).model)
-    other = Training(**{**SETTINGS.__dict__, "seed": 6})
+    other = replace(SETTINGS, seed=6)
     assert not same_bits(first, train(start(), squared_error, DATA, other).model)
+
+
+@pytest.mark.parametrize("schedule", ["constant", "cosine"])
+def test_runs_of_any_length_share_one_program_and_give_the_bits_they_give_alone(schedule):
+    objective = Objective(squared_error)
+    for updates in (50, 130, 7):
+        settings = replace(SETTINGS, updates=updates, chunk=20, schedule=schedule)
+        shared = train(start(), objective, DATA, settings)
+        assert len(objective.programs) == 1
+        alone = train(start(), squared_error, DATA, settings)
+        assert same_bits(shared.model, alone.model)
+        np.testing.assert_array_equal(shared.losses, alone.losses)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"batch_size": 32}, {"learning_rate": 0.1}, {"schedule": "cosine"}, {"target_every": 3}],
+)
+def test_other_settings_or_rows_need_a_program_of_their_own(change):
+    objective = Objective(squared_error)
+    settings = replace(SETTINGS, updates=4)
+    train(start(), objective, DATA, settings)
+    changed = replace(settings, **change)
+    shared = train(start(), objective, DATA, changed).model
+    assert len(objective.programs) == 2
+    assert same_bits(shared, train(start(), squared_error, DATA, changed).model)
+    fewer = {name: rows[:90] for name, rows in DATA.items()}
+    train(start(), objective, fewer, settings)
+    assert len(objective.programs) == 3
+
+
+def test_the_members_of_an_ensemble_share_a_program_too():
+    objective = Objective(lambda member, batch: squared_error(member, batch, None, None))
+    networks = stacked_members(lambda key: Linear(3, 2, key), members=2, seed=0)
+    found = []
+    for updates in (5, 9):
+        settings = replace(SETTINGS, updates=updates)
+        found.append(train_members(networks, objective, DATA, settings).model)
+        alone = train_members(networks, objective.loss_fn, DATA, settings).model
+        assert same_bits(found[-1], alone)
+    assert len(objective.programs) == 1
+    assert not same_bits(*found)
+
+
+@pytest.mark.parametrize("num", [1, 200, 500])
+def test_batches_are_drawn_from_the_first_rows(num):
+    """As if the others were not there."""
+    arrays = {name: jnp.asarray(rows) for name, rows in DATA.items()}
+    settings = replace(SETTINGS, updates=50)
+    some = train(start(), squared_error, InMemory(arrays, num=num), settings)
+    first = InMemory({name: rows[:num] for name, rows in arrays.items()})
+    only = train(start(), squared_error, first, settings)
+    assert same_bits(some.model, only.model)
+    np.testing.assert_array_equal(some.losses, only.losses)
+    if num < 500:
+        assert not same_bits(some.model, train(start(), squared_error, arrays, settings).model)
+
+
+@pytest.mark.parametrize("schedule", ["constant", "cosine"])
+def test_training_is_what_optax_does(schedule):
+    """A single row, so that every batch is the same."""
+    settings = replace(SETTINGS, updates=40, chunk=16, clip=0.5, schedule=schedule)
+    row = {name: jnp.asarray(rows[:1]) for name, rows in DATA.items()}
+    rate = settings.learning_rate
+    if schedule == "cosine":
+        rate = optax.cosine_decay_schedule(rate, settings.updates)
+        assert float(rate(settings.updates)) == 0
+    adamw = optax.adamw(rate, weight_decay=settings.weight_decay)
+    optimiser = optax.chain(optax.clip_by_global_norm(settings.clip), adamw)
+    model = start()
+    state, models = optimiser.init(model), []
+    for _ in range(settings.updates):
+        gradient = jax.grad(lambda model: squared_error(model, row, None, None))(model)
+        changes, state = optimiser.update(gradient, state, model)
+        model = optax.apply_updates(model, changes)
+        models.append(model)
+    trained = train(start(), squared_error, row, settings).model
+    np.testing.assert_allclose(trained.weight, model.weight, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(trained.bias, model.bias, rtol=0, atol=1e-5)
+    last, before = (np.abs(models[i].weight - models[i - 1].weight).max() for i in (-1, 1))
+    assert (last < 0.02 * before) == (schedule == "cosine")
+
+
+MAPS = Path("/proc/self/maps")
+
+
+@pytest.mark.skipif(not MAPS.exists(), reason="memory maps are read from /proc")
+def test_a_program_is_forgotten_when_training_is_over():
+    """Linux allows a process some 65,000 memory maps; beyond them it crashes."""
+
+    def maps_after_training(times):
+        for _ in range(times):
+            train(start(), squared_error, DATA, Training(updates=2, chunk=1, seed=0))
+        gc.collect()
+        return MAPS.read_bytes().count(b"\n")
+
+    before = maps_after_training(1)
+    assert maps_after_training(10) <= before + 5
 
 
 class StoppedError(Exception):
@@ -73,55 +182,6 @@ def test_an_interrupted_training_continues_to_the_same_bits(tmp_path, after):
     resumed = train(start(), squared_error, DATA, SETTINGS, directory=tmp_path)
     assert same_bits(resumed.model, whole.model)
     np.testing.assert_array_equal(resumed.losses, whole.losses)
-
-
-NOISY = {"x": INPUTS[:8], "y": DATA["y"][:8] + RNG.standard_normal((8, 2)).astype(np.float32)}
-HELD_OUT = Validation({name: rows[8:] for name, rows in DATA.items()}, patience=3)
-
-
-def test_validation_keeps_the_best_model_and_stops_early():
-    """Eight noisy rows are soon learned by heart; rows without noise tell when."""
-    settings = Training(**{**SETTINGS.__dict__, "chunk": 20})
-    trained = train(start(), squared_error, NOISY, settings, validation=HELD_OUT)
-    best = int(np.argmin(trained.validation_losses))
-    assert trained.updates == 20 * (best + 1 + 3) < 600
-    assert len(trained.losses) == len(trained.validation_losses) == best + 4
-    error = float(squared_error(trained.model, HELD_OUT.rows, None, None))
-    assert error == pytest.approx(trained.validation_losses.min(), rel=0.05)
-    patient = Validation(HELD_OUT.rows, patience=100)
-    longer = train(start(), squared_error, NOISY, settings, validation=patient)
-    assert longer.updates == 600
-    assert longer.validation_losses[-1] > longer.validation_losses.min()
-    assert same_bits(longer.model, trained.model)
-
-
-@pytest.mark.parametrize("after", [2, 5, 100])
-def test_validated_training_continues_to_the_same_bits(tmp_path, after):
-    settings = Training(**{**SETTINGS.__dict__, "chunk": 20})
-    whole = train(start(), squared_error, NOISY, settings, validation=HELD_OUT)
-    options = {"directory": tmp_path, "validation": HELD_OUT}
-    chunks = []
-
-    def stop(model):
-        chunks.append(model)
-        if len(chunks) == after + 1:
-            raise StoppedError
-        return {}
-
-    with pytest.raises(StoppedError) if after < 100 else contextlib.nullcontext():
-        train(start(), squared_error, NOISY, settings, evaluate_fn=stop, **options)
-    resumed = train(start(), squared_error, NOISY, settings, **options)
-    assert same_bits(resumed.model, whole.model)
-    assert resumed.updates == whole.updates
-    np.testing.assert_array_equal(resumed.validation_losses, whole.validation_losses)
-
-
-def test_held_out_rows_that_fill_no_batch_all_count():
-    three = Validation({name: rows[:3] for name, rows in DATA.items()}, patience=100)
-    once = Training(**{**SETTINGS.__dict__, "updates": 1, "batch_size": 6})
-    trained = train(start(), squared_error, DATA, once, validation=three)
-    error = float(squared_error(trained.model, three.rows, None, None))
-    assert trained.validation_losses[0] == pytest.approx(error, rel=1e-5)
 
 
 class FakeWriter:
@@ -223,7 +283,7 @@ def test_a_kill_neither_loses_nor_repeats_a_line_of_the_log(tmp_path, monkeypatc
 
 def test_checkpoints_of_something_else_are_refused(tmp_path):
     train(start(), squared_error, DATA, SETTINGS, directory=tmp_path)
-    other = Training(**{**SETTINGS.__dict__, "learning_rate": 0.1})
+    other = replace(SETTINGS, learning_rate=0.1)
     with pytest.raises(
         ValueError, match=r"different settings or data:\n  training.learning_rate: 0.03 -> 0.1"
     ):
@@ -266,7 +326,7 @@ def test_the_target_network_is_a_copy_from_some_updates_ago():
     )
     data = {"x": np.zeros((1, 1), np.float32)}
     moved = float(train(Number(jnp.array(0.0)), chase, data, settings).model.value)
-    never = Training(**{**settings.__dict__, "target_every": 1000})
+    never = replace(settings, target_every=1000)
     assert float(train(Number(jnp.array(0.0)), chase, data, never).model.value) < moved
 
 
@@ -274,6 +334,8 @@ def test_a_window_is_asked_for_at_every_chunk():
     asked = []
 
     class Source:
+        num = None
+
         def window(self, chunk):
             asked.append(chunk)
             return InMemory({k: jnp.asarray(v) for k, v in DATA.items()}).window(chunk)

@@ -124,6 +124,26 @@ def log_rows(domain, seed=7):
     ]
 
 
+def world_rows(world, states=2_000, errors=None, chosen="ridge", spread=0.01):
+    """Rows of the study of worlds; the default's error is that of the candidate it chose."""
+    errors = errors or {"constant": 1.0, "ridge": 0.2, "direct": 0.4, "paper": 0.5}
+    errors = {"default": errors[chosen], **errors}
+    best = min(errors.values())
+    rows = []
+    for name, error in errors.items():
+        difference = errors["default"] - error
+        se = 0.0 if name in ("default", chosen) else spread
+        allowance = max(0.05 * best, 2 * se, 0.001)
+        row = dict.fromkeys(COLUMNS["worlds.csv"])
+        row |= {"world": world, "states": states, "actions": 3, "features": 4, "moved": 3}
+        row |= {"noise_floor": 0.3, "own_noise_floor": 0.25, "chosen": chosen, "candidate": name}
+        row |= {"own_error": error, "own_error_se": spread, "pooled_error": error / 2}
+        row |= {"pooled_error_se": spread, "difference": difference, "difference_se": se}
+        row |= {"allowance": allowance, "within": int(difference <= allowance), "seconds": 12.5}
+        rows.append(row)
+    return rows
+
+
 def score_row(rng, domain, seed, method):
     actions, ceiling, floor, noise = LIMITS.get(domain, (5, 0.9, 0.01, 0.1))
     base, _, conditioned = method.partition("+")

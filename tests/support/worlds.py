@@ -90,6 +90,48 @@ def pendulum_world(**changes):
     )
 
 
+def pushed_world(push_fn, size=2, **changes):
+    """Coordinates that stay as they are, but for the first, which is pushed.
+
+    Args:
+        push_fn: Maps states `[n, size]`, controls `[n]` and noise `[n, e]` to the push, `[n]`.
+        size: Number of coordinates.
+        changes: Other arguments of the world.
+    """
+
+    def step(state, action, exogenous):
+        after = state.copy()
+        after[:, 0] += push_fn(state, action[:, 0], exogenous)
+        return after
+
+    names = tuple(f"x{i}" for i in range(size))
+    settings = {
+        "initial": lambda num, rng: rng.standard_normal((num, size)),
+        "candidate_actions": [[-1.0], [0.0], [1.0]],
+        "feature_names": names,
+        "observation_names": names,
+        "name": "pushed",
+    }
+    return FunctionWorld(**{"step": step, **settings, **changes})
+
+
+def clock_step(state, action, exogenous):
+    """A coordinate that actions push as far as the hand of a clock allows."""
+    pushed, east, north = state.T
+    cosine, sine = np.cos(0.5), np.sin(0.5)
+    turned = [cosine * east - sine * north, sine * east + cosine * north]
+    return np.stack([0.8 * pushed + east * action[:, 0], *turned], axis=1)
+
+
+def clock_start(num, rng):
+    angle = rng.uniform(0, 2 * np.pi, num)
+    return np.stack([rng.standard_normal(num), np.cos(angle), np.sin(angle)], axis=1)
+
+
+def clock_world():
+    return pushed_world(None, 3, step=clock_step, initial=clock_start, name="clock")
+
+
 def excess(model, held_out):
     """Error against the expected effect, as a share of its size."""
     draws = held_out.effects()

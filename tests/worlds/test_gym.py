@@ -446,8 +446,6 @@ def test_the_default_warmup_ends_some_episodes_of_an_environment_that_terminates
     assert (branches.effects()[ended] == 0).all()
     shorter = cqm.collect(load_world("CartPole-v1"), warmup=(0, 8), **settings)
     assert shorter.observations[:, -1].mean() < 0.005
-    with pytest.raises(ValueError, match="'unrolled' needs a world without noise of its own"):
-        cqm.EffectModel(method="unrolled").fit(branches)
 
 
 @pytest.mark.parametrize(("name", "continuous"), [("CartPole-v1", False), ("Pendulum-v1", True)])

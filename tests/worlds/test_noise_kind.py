@@ -119,8 +119,8 @@ def test_seeds_of_any_size_are_no_signal(most):
     for seed in range(3):
         assert problem(world, seed) == (
             "nudging the noise by a thousandth of its spread changes 'x' about as much as fresh "
-            "noise does, so its numbers act as seeds; declare noise_kind 'seeds', or let numbers "
-            "that mean something enter the step"
+            "noise does, so its numbers act as seeds; declare noise_kind 'seeds', or sample the "
+            "random quantities themselves (demand, wind) and use them in the step"
         )
 
 
@@ -134,7 +134,7 @@ def test_undeclared_noise_is_reported_if_it_matters(mix):
     if mix:
         world = NuisanceWorld(world, Nuisance(dimension=2))
     assert problem(world) == (
-        "other noise changes the features, but noise_kind is 'none'; declare 'signal' if its "
+        "different noise changes the features, but noise_kind is 'none'; declare 'signal' if its "
         "numbers enter the step, such as demand or wind, and 'seeds' if they seed a generator"
     )
     assert problem(quiet()) == ""
@@ -144,7 +144,7 @@ def test_undeclared_noise_is_reported_if_it_matters(mix):
 def test_noise_that_only_makes_branches_fail_matters():
     world = drift_world(features=lambda x, u, e, y: np.where(e[:, :1] > 0.5, np.nan, u))
     world.noise_kind = "none"
-    assert "other noise changes the features" in problem(world)
+    assert "different noise changes the features" in problem(world)
 
 
 def test_draws_that_are_denied_are_counted():

@@ -10,13 +10,12 @@ the paper's updates to make.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
 from cqm.branches.dataset import Branches
 from cqm.experiments.methods.base import Predictor, Task
-from cqm.models.effect import TRAINING, EffectModel
+from cqm.models.candidates import UPDATES
+from cqm.models.effect import EffectModel
 from cqm.models.training import Training
 
 
@@ -52,8 +51,7 @@ class DefaultModel(QuotientModel):
     """The library's default effect model."""
 
     def _model(self, task: Task) -> EffectModel:
-        updates, paper = task.training.updates, Training()
-        if updates == paper.updates:
+        updates, paper = task.training.updates, Training().updates
+        if updates == paper:
             return EffectModel(seed=task.seed)
-        updates = max(1, TRAINING.updates * updates // paper.updates)
-        return EffectModel(seed=task.seed, training=replace(TRAINING, updates=updates))
+        return EffectModel(seed=task.seed, updates=max(1, UPDATES * updates // paper))

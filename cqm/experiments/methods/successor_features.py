@@ -52,6 +52,7 @@ class SuccessorFeatures(Predictor):
         def loss(network: Network, batch: Mapping[str, Array], key: Array, target: Any) -> Array:
             later = mean_over_actions(target, inputs(batch["after"]))
             backup = jax.lax.stop_gradient(batch["after"] + discount * later)
+            assert network.embedding is not None
             embedded = network.embedding[batch["action"]]
             error = for_action(network, inputs(batch["before"]), embedded) - backup
             return jnp.mean(jnp.sum(error**2, axis=-1))

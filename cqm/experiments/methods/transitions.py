@@ -29,6 +29,7 @@ class Transitions:
     later: np.ndarray  # [families, horizon], actions; not used at the first step, which is the arm
     num_rows: int  # rows per window
     seed: int
+    num = None  # batches are drawn from all rows of a window
 
     @classmethod
     def of(cls, task: Task) -> Transitions:

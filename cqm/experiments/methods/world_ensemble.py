@@ -50,6 +50,7 @@ class WorldEnsemble(Predictor):
         self.shift, self.back = shift, jnp.asarray(np.linalg.pinv(changes.matrix), jnp.float32)
 
         def loss(network: Network, batch: Mapping[str, Array]) -> Array:
+            assert network.embedding is not None
             embedded = network.embedding[batch["action"]]
             predicted = for_action(network, inputs(batch["before"]), embedded)
             mean, log_variance = predicted[:, :size], bounded(predicted[:, size:])

@@ -29,6 +29,7 @@ _DETAILS = {
     "table-accuracy": "all accuracies",
     "table-disagreements": "every difference from the paper",
     "table-ordinary": "all errors of effects from logs",
+    "table-worlds": "the default model on every world",
 }
 """Links from the first screen, by anchor."""
 
@@ -43,6 +44,8 @@ def render(results: Results, tables: Sequence[Table], pictures: Sequence[Picture
         return "".join(_figures(picture for picture in pictures if picture.section == section))
 
     what = "effects from logs against branched truth"
+    if results.worlds and not results.logs:
+        what = "the default model on many worlds"
     if results.scores:
         preset = str(results.run.get("preset", "unnamed"))
         what = f"the paper's benchmark (preset {preset}) next to its published results"
@@ -53,6 +56,7 @@ def render(results: Results, tables: Sequence[Table], pictures: Sequence[Picture
         "figures": ("Figures", drawn("paper")),
         "beyond": ("Beyond the paper", drawn("beyond") + shown("beyond")),
         "logs": ("From logs", drawn("logs") + shown("logs")),
+        "worlds": ("Many worlds", shown("worlds")),
         "run": ("The run", "".join(_run(results))),
     }
     sections = {name: section for name, section in sections.items() if section[1]}
@@ -224,8 +228,7 @@ def _figure(picture: Picture) -> str:
 
 
 def _run(results: Results) -> Iterator[str]:
-    run, study = results.run, results.study
-    commands = [str(c) for part in (run, study) for c in part.get("commands", ())]
+    commands = [str(c) for run in results.runs for c in run.get("commands", ())]
     yield f"<h3>How to rerun it</h3><pre><code>{escape(chr(10).join(commands))}</code></pre>"
     yield "<p>Rerun a command to resume it. <code>cqm report DIRECTORY</code> rebuilds this page "
     yield "from the saved results, without training.</p>"
@@ -239,7 +242,7 @@ def _run(results: Results) -> Iterator[str]:
         yield "<th>Method</th><th>Error</th></tr></thead><tbody>"
         for job in results.failed:
             words = (
-                domain_title(str(job.get("domain", ""))),
+                domain_title(str(job.get("domain", job.get("world", "")))),
                 str(job.get("seed", "")),
                 group_of(job),
                 str(job.get("error", "")),
@@ -249,10 +252,13 @@ def _run(results: Results) -> Iterator[str]:
     yield "<h3>Where the time went</h3>"
     yield from _times(results.times)
     parts = {
-        "Protocol": run.get("protocol", {}),
-        "Study of logs": study.get("study", {}),
-        "Versions": {**study.get("versions", {}), **run.get("versions", {})},
-        "Machine": run.get("machine") or study.get("machine", {}),
+        "Protocol": results.run.get("protocol", {}),
+        "Study of logs": results.study.get("study", {}),
+        "Study of worlds": results.worlds_study.get("study", {}),
+        "Versions": {
+            k: v for run in results.runs[::-1] for k, v in run.get("versions", {}).items()
+        },
+        "Machine": next((run["machine"] for run in results.runs if run.get("machine")), {}),
     }
     for title, part in parts.items():
         values = list(_flat(part))

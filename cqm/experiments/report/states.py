@@ -20,24 +20,32 @@ _SHOWN = 5  # groups of jobs that the terminal names
 
 
 def group_of(job: Mapping[str, Any]) -> str:
-    """The title of a job's method, or of its kind of logs."""
+    """The title of a job's method, of its kind of logs, or of its number of states."""
     if "behaviour" in job:
         return f"{job['behaviour']} logs, nuisance {job.get('nuisance')}"
+    if "world" in job:
+        return f"{job['states']:,} states"
     return title_of(str(job.get("method", job.get("file", ""))))
 
 
 def states(results: Results) -> list[tuple[str, Status, str]]:
-    """Jobs that are not simply done: group, state, and domains with seeds; empty if unknown."""
+    """Jobs that are not simply done: group, state and places; empty if unknown."""
     found: dict[tuple[Status, str], dict[str, list[str]]] = {}
     for status in MEANING:
         for job in results.with_status(status):
             places = found.setdefault((status, group_of(job)), {})
             if "domain" in job:
                 places.setdefault(domain_title(job["domain"]), []).append(str(job["seed"]))
+            elif "world" in job:
+                places[job["world"]] = []
     return [
-        (group, status, "; ".join(f"{d}, seed {', '.join(s)}" for d, s in places.items()))
+        (group, status, "; ".join(_place(*place) for place in places.items()))
         for (status, group), places in found.items()
     ]
+
+
+def _place(name: str, seeds: list[str]) -> str:
+    return f"{name}, seed {', '.join(seeds)}" if seeds else name
 
 
 def sentence(results: Results) -> str:

@@ -11,7 +11,7 @@ from cqm.experiments.results import Results
 
 
 def summary(results: Results, tables: Sequence[Table]) -> str:
-    """Accuracy next to the paper's, errors of effects from logs, and jobs to look at."""
+    """Accuracy next to the paper's, errors from logs and on many worlds, and jobs to look at."""
     by_name = {table.name: table for table in tables}
     parts = []
     if "accuracy" in by_name:
@@ -20,6 +20,8 @@ def summary(results: Results, tables: Sequence[Table]) -> str:
         parts.append("none of the paper's methods has finished\n")
     if "ordinary" in by_name:
         parts.append(_errors(by_name["ordinary"]))
+    if "worlds" in by_name:
+        parts.append(_worlds(by_name["worlds"]))
     if jobs := lines(results):
         parts.append(jobs)
     return "\n".join(parts)
@@ -39,6 +41,14 @@ def _errors(table: Table) -> str:
     lines = [head, *([cell.text for cell in row] for row in table.rows)]
     text = _aligned([[line[i] for i in shown] for line in lines], table.num_labels)
     return f"excess error by number of rollouts\n{text}"
+
+
+def _worlds(table: Table) -> str:
+    shown = [table.header.index(title) for title in ("World", "States", "Default", "Chosen")]
+    shown.append(table.header.index("Above the best"))
+    lines = [table.header, *([cell.text for cell in row] for row in table.rows)]
+    text = _aligned([[line[i] for i in shown] for line in lines], 1)
+    return f"excess error of the default model\n{text}{''.join(table.notes)}\n"
 
 
 def _aligned(lines: list[list[str]], num_labels: int) -> str:

@@ -22,7 +22,7 @@ from cqm.experiments.scores import (
     score,
     title_of,
 )
-from cqm.experiments.studies import logs_views
+from cqm.experiments.studies import logs_views, worlds_views
 
 
 def headline(results: Results) -> dict[str, str]:
@@ -33,6 +33,7 @@ def headline(results: Results) -> dict[str, str]:
         "How close to the best achievable": reached(results),
         "Against the paper": agreement(results),
         "From logs": _from_logs(results),
+        "Many worlds": worlds_views.verdict(results),
     }
     return {topic: text for topic, text in topics.items() if text}
 
@@ -46,7 +47,7 @@ def findings(results: Results) -> list[str]:
 def scope(results: Results) -> str:
     """Methods, domains, seeds and size of the run, and what is missing from it."""
     rows = results.scores or results.logs
-    where = _list(list(dict.fromkeys(domain_title(row["domain"]) for row in rows)))
+    where = _list(list(dict.fromkeys(domain_title(row["domain"]) for row in rows))) if rows else ""
     if results.scores:
         num = len({method for domain in results.domains for method in accuracies(results, domain)})
         seeds = len(results.seeds)
@@ -56,8 +57,10 @@ def scope(results: Results) -> str:
             text += f" Smaller than the paper's experiment ({_list(less)}), so expect differences."
         if left := missing(results).total():
             text += f" Not finished: {_count(left, 'job')} of this preset left."
-    else:
+    elif results.logs:
         text = f"Effects learned from ordinary trajectories and from branches on {where}."
+    else:
+        text = "The default effect model beside each of its candidates and the paper's model."
     if num := len(results.failed):
         text += f" {_count(num, 'job')} failed, as listed at the end."
     if others := sentence(results):

@@ -1,7 +1,8 @@
-"""Studies that can be run: the paper's benchmark, and effects from logs."""
+"""Studies that can be run: the paper's benchmark, effects from logs, and many worlds."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,19 +31,24 @@ def made_by_other_code(directory: str | Path) -> list[dict[str, Any]]:
     """Jobs behind the results in a directory whose code differs from what is installed."""
     from cqm.experiments.results import load
 
-    benchmark, logs = _all()
+    benchmark, logs, worlds = _all()
+
+    def study(job: Mapping[str, Any]) -> Study:
+        return logs if "behaviour" in job else worlds if "world" in job else benchmark
+
     states = [state for state in load(directory).jobs or [] if state["code"]]
-    return [
-        state["job"]
-        for state in states
-        if (logs if "behaviour" in state["job"] else benchmark).code(state["job"]) != state["code"]
-    ]
+    return [s["job"] for s in states if study(s["job"]).code(s["job"]) != s["code"]]
 
 
-def _all() -> tuple[Study, Study]:
+def _all() -> tuple[Study, Study, Study]:
     """The studies without any jobs to run."""
     from cqm.experiments.protocol import Protocol
     from cqm.experiments.studies.benchmark import Benchmark
     from cqm.experiments.studies.logs import LogsProtocol, LogsStudy
+    from cqm.experiments.studies.worlds import WorldsProtocol, WorldsStudy
 
-    return Benchmark(Protocol("", ())), LogsStudy(LogsProtocol())
+    return (
+        Benchmark(Protocol("", ())),
+        LogsStudy(LogsProtocol()),
+        WorldsStudy(WorldsProtocol()),
+    )

@@ -246,10 +246,7 @@ def _fitted(
     name: str, families: Branches, logs: Logs, protocol: LogsProtocol, seed: int
 ) -> Estimator:
     if name == "branched":
-        open_loop = families.recipe.continuation.open_loop
-        model = EffectModel(
-            method="auto" if open_loop else "direct", seed=seed, training=protocol.training
-        )
+        model = EffectModel(seed=seed, training=protocol.training)
         return model.fit(families, show_progress=False)
     if name == "hindsight":
         classifier = HindsightModel(seed=seed, width=128, training=protocol.classifier)

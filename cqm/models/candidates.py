@@ -1,0 +1,663 @@
+"""Candidates: the ways in which an effect model can learn, behind one interface.
+
+A candidate is fitted to most of the families, compared on the others, and fitted again to all of
+them if it is chosen. Regressions are fitted in closed form. Networks are trained in cycles, each
+with a learning rate that decays to zero, so that the network after every cycle can be compared with
+the others; training ends after the first cycle that does not help.
+"""
+
+from __future__ import annotations
+
+import abc
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from cqm import storage
+from cqm.branches.dataset import Branches
+from cqm.models.behaviour import fit_behaviour
+from cqm.models.frame import FAMILIES, Frame
+from cqm.models.network import Network
+from cqm.models.predictors import (
+    DirectPredictor,
+    FourierPredictor,
+    Predictor,
+    UnrolledPredictor,
+    check_draws,
+)
+from cqm.models.preprocessing import Coordinates, input_coordinates, output_basis
+from cqm.models.stream import open_source
+from cqm.models.training import (
+    MAX_SEED,
+    Batch,
+    InMemory,
+    MemberLossFn,
+    Objective,
+    Source,
+    Stage,
+    Training,
+)
+from cqm.models.transition import (
+    LATENT,
+    Transition,
+    all_branches,
+    single_step_loss,
+    step_spread,
+    unrolled_loss,
+)
+from cqm.quotient import center, edge_loss
+from cqm.regression import (
+    RandomFourierFeatures,
+    Regression,
+    fourier_ridge,
+    leave_one_out_ridge,
+    pair_products,
+)
+
+if TYPE_CHECKING:
+    from cqm.models.effect import EffectModel
+
+UPDATES = 16_000
+"""Default number of updates of a network, if all cycles are run."""
+TRAINING = Training(UPDATES, batch_size=16, learning_rate=1e-3, schedule="cosine")
+"""Default training of a network; many small batches give the lowest error in a given time."""
+CYCLES = (1 / 16, 1 / 8, 5 / 16, 1 / 2)  # shares of the updates
+_STEP_UPDATES, _STEP_BATCH = (
+    3,
+    1 / 2,
+)  # updates and batch size on single steps, relative to the cycles
+_RIDGE_FAMILIES = 50_000  # more families hardly change a regression
+_WAVES, _ROUNDS = 1_024, 1
+_CORRECTION_DRAWS, _CORRECTED_ROWS = 8, 512
+_MAX_PAIRS = 1_000  # products of inputs in a quadratic regression
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a candidate is fitted to, and with which settings."""
+
+    model: EffectModel
+    families: Branches  # to learn from
+    all_families: Branches  # to learn from once the candidate is chosen
+    frame: Frame
+    digest: str  # of all families
+    options: Mapping[str, Any]  # of the training loop
+    corrections: np.ndarray | None = None
+    """What is subtracted from the targets of all families, `[n, arms, coordinates]`: explained
+    noise, or whatever turns labels into the answers to distil; None if labels stay as they are."""
+
+    @property
+    def controls(self) -> np.ndarray:
+        """The candidate actions as control vectors, `[actions, controls]`, of unit mean square.
+
+        Discrete actions are indicators; the others are scaled to their range.
+        """
+        actions, world = self.families.candidate_actions, self.families.world
+        listed = np.array_equal(actions, actions[0] + np.arange(len(actions))[:, None])
+        if not world.get("continuous", not (world["kind"] == "gymnasium" and listed)):
+            return np.eye(len(actions))
+        low, high = actions.min(axis=0), actions.max(axis=0)
+        scaled = (2 * actions - low - high) / np.where(high > low, high - low, 1.0)
+        return scaled / max(np.sqrt(np.mean(np.sum(scaled**2, axis=1))), 1e-300)
+
+
+class Candidate(abc.ABC):
+    """One way to learn."""
+
+    name: str
+    complexity: int
+    """Among candidates that are about equally good, the least complex is chosen."""
+
+    def __init__(self, task: Task):
+        self.task, self.model = task, task.model
+
+    def obstacle(self) -> str:
+        """Why the candidate cannot be fitted; empty if it can."""
+        needed = {
+            "families that branch every action": self.task.frame.complete,
+            "graph=None": self.model.graph is None,
+            "decoder_rank=None": self.model.decoder_rank is None,
+            "conditioning='learned'": self.model.conditioning == "learned",
+        }
+        missing = [what for what, given in needed.items() if not given]
+        return f"needs {', and '.join(missing)}" if missing else ""
+
+
+class ClosedForm(Candidate):
+    """A candidate that is fitted in closed form."""
+
+    @abc.abstractmethod
+    def fit(self, families: Branches) -> Predictor:
+        """Learn from families."""
+
+
+class Constant(ClosedForm):
+    """The mean effects, the same in every state."""
+
+    name, complexity = "constant", 0
+
+    def fit(self, families: Branches) -> Predictor:
+        """Average the effects."""
+        means = [part.effects().mean(axis=1).sum(axis=0) for part in families.batches()]
+        mean = sum(means) / len(families) @ self.task.frame.targets  # [actions, coordinates]
+        size = len(families.observation_names)
+        return FourierPredictor(
+            Coordinates(np.zeros(size), np.zeros((size, 0))),
+            np.zeros((1, 0, 0)),
+            np.zeros((1, 0)),
+            mean[None, :, None],
+            self.task.frame.outputs,
+        )
+
+
+class RidgeRegression(ClosedForm):
+    """Ridge regression on the state.
+
+    Each coordinate of each action's effect uses the regressors and the penalty with the lowest
+    leave-one-out error: a constant, the inputs, their products, or cosines of learned coordinates.
+    """
+
+    name, complexity = "ridge", 1
+
+    def fit(self, families: Branches) -> Predictor:
+        """Fit every set of regressors and choose among them, output by output."""
+        families = families[:_RIDGE_FAMILIES]
+        frame, model = self.task.frame, self.model
+        inputs = frame.inputs(families.observations)
+        targets = np.concatenate([frame.rows_of_targets(p.effects()) for p in families.batches()])
+        if self.task.corrections is not None:
+            targets -= self.task.corrections[: len(targets)].reshape(targets.shape)
+        num, size = inputs.shape
+        constant, fourier = np.ones((num, 1)), None
+        pairs = size * (size + 1) // 2
+        pairs = pairs if pairs <= min(_MAX_PAIRS, num // 4) else 0
+        weights = np.zeros((1 + size + _WAVES + pairs, targets.shape[1]))
+        least = np.full(targets.shape[1], np.inf)
+
+        def offer(fitted: Regression, places: Any, own: np.ndarray) -> None:
+            """Take over the outputs that this regression predicts better than those before."""
+            errors = np.mean((fitted.predictions - targets) ** 2, axis=0)
+            better = errors < least
+            weights[:, better] = 0
+            weights[np.ix_(places, np.flatnonzero(better))] = own[:, better]
+            least[better] = errors[better]
+
+        for design, places in (
+            (constant, [0]),
+            (np.concatenate([constant, inputs], axis=1), range(1 + size)),
+        ):
+            fitted = leave_one_out_ridge(design, targets)
+            offer(fitted, places, fitted.weights)
+        if pairs:
+            design = np.concatenate([constant, inputs, pair_products(inputs)], axis=1)
+            fitted = leave_one_out_ridge(design, targets)
+            places = np.r_[: 1 + size, 1 + size + _WAVES : len(weights)]
+            offer(fitted, places, fitted.weights)
+        fourier = fourier_ridge(
+            inputs,
+            targets,
+            waves=min(_WAVES, max(16, num // 4)),
+            rounds=_ROUNDS if frame.transform is not None else 3 * _ROUNDS,
+            rng=np.random.default_rng(model.seed),
+            transform=frame.transform,
+        )
+        waves = fourier.features.frequencies.shape[1]
+        own = fourier.fitted.weights.copy()
+        own[1 : 1 + size] = fourier.transform @ own[1 : 1 + size]
+        offer(fourier.fitted, range(1 + size + waves), own)
+        used = np.abs(weights).max(axis=1) > 0
+        kept = np.r_[: 1 + size + waves, 1 + size + _WAVES : len(weights)]
+        if not used[1 + size + _WAVES :].any():
+            kept = kept[: 1 + size + waves]
+        frequencies = fourier.transform @ fourier.features.frequencies
+        features = RandomFourierFeatures(frequencies, fourier.features.phases)
+        if not used[1 + size : 1 + size + waves].any():
+            features = RandomFourierFeatures(frequencies[:, :0], features.phases[:0])
+            kept = np.setdiff1d(kept, np.arange(1 + size, 1 + size + waves))
+        shaped = weights[kept].reshape(len(kept), families.num_actions, -1).transpose(1, 0, 2)
+        return FourierPredictor.of_members(frame.inputs, [(features, shaped)], frame.outputs)
+
+
+class Trained(Candidate):
+    """A candidate whose network is trained in cycles."""
+
+    members: int
+    """Number of networks to average, unless the model's `members` is set."""
+
+    def __init__(self, task: Task):
+        super().__init__(task)
+        self.settings = task.model._training_settings(TRAINING)
+
+    @abc.abstractmethod
+    def rows(self, part: Branches) -> dict[str, np.ndarray]:
+        """Training rows of some families; each family has the same number of rows."""
+
+    @abc.abstractmethod
+    def initial(self) -> Any:
+        """The networks before training, members stacked."""
+
+    @abc.abstractmethod
+    def loss(self) -> MemberLossFn:
+        """The loss that each member minimises on a batch."""
+
+    @abc.abstractmethod
+    def predictor(self, network: Any) -> Predictor:
+        """The predictor with these networks."""
+
+    def first_stages(self, updates: int) -> list[Stage]:
+        """Training runs before the first cycle; `updates` is the total of all cycles."""
+        return []
+
+    @functools.cached_property
+    def objective(self) -> Objective:
+        """The loss, compiled once for all cycles."""
+        return Objective(self.loss())
+
+    def cycles(self, updates: Sequence[int] | None = None) -> list[Training]:
+        """Settings of the cycles, each with a seed of its own; one if no families are held out."""
+        total, seed = self.settings.updates, self.settings.seed
+        assert seed is not None
+        if updates is None:
+            held_out = len(self.task.families) < len(self.task.all_families)
+            updates = [max(1, round(share * total)) for share in CYCLES] if held_out else [total]
+        return [
+            replace(self.settings, updates=int(num), seed=(seed + i) % (MAX_SEED + 1))
+            for i, num in enumerate(updates)
+        ]
+
+    @functools.cached_property
+    def _rows(self) -> Source:
+        """Rows of all families, or a window that moves through them."""
+        return self._open(self.task.all_families)
+
+    def _open(self, families: Branches) -> Source:
+        seed = self.settings.seed
+        assert seed is not None
+        return open_source(families, self.rows, memory_gb=self.model.memory_gb, seed=seed)
+
+    def source(self, *, everything: bool) -> Source:
+        """Rows of the training families, or of all families."""
+        families, num_all = self.task.families, len(self.task.all_families)
+        if everything or len(families) == num_all:
+            return self._rows
+        if isinstance(self._rows, InMemory):
+            per_family = len(next(iter(self._rows.arrays.values()))) // num_all
+            return replace(self._rows, num=per_family * len(families))
+        return self._open(families)
+
+    def sample(self) -> Batch:
+        """Training rows, or the first window of them."""
+        source = self.source(everything=False)
+        return {name: rows[: source.num] for name, rows in source.window(0).items()}
+
+    def train(
+        self,
+        network: Any,
+        name: str,
+        training: Training,
+        *,
+        everything: bool,
+        later: Sequence[Training] = (),
+    ) -> Any:
+        """Train for one cycle; the displayed expected time includes the later cycles."""
+        stages: list[Stage] = [(f"{self.name}-{name}", self.objective, training)]
+        return self._run(network, stages, later, everything=everything)
+
+    def pretrain(self, network: Any, later: Sequence[Training]) -> Any:
+        """Run the stages before the first cycle."""
+        stages = self.first_stages(sum(training.updates for training in later))
+        return self._run(network, stages, later, everything=False)
+
+    def _run(
+        self, network: Any, stages: list[Stage], later: Sequence[Training], *, everything: bool
+    ) -> Any:
+        source, task = self.source(everything=everything), self.task
+        cycles = [("", self.objective, training) for training in later]
+        digest = task.digest
+        if task.corrections is not None:
+            digest += "-" + storage.sha256_arrays({"corrections": task.corrections})
+        return task.model._train(network, stages, source, digest, task.options, cycles)
+
+
+@dataclass(frozen=True)
+class Maps:
+    """Coordinates in which a network learns."""
+
+    inputs: Coordinates
+    targets: np.ndarray  # [features, coordinates], from effects to coordinates
+    outputs: np.ndarray  # [features, coordinates], from coordinates to effects
+
+
+class Direct(Trained):
+    """A network from state and action to effects, fitted to centred outcomes as in the paper."""
+
+    name, complexity = "direct", 2
+    members = 4  # they are cheap, and their errors differ where labels are noisy
+
+    @functools.cached_property
+    def maps(self) -> Maps:
+        """The frame's coordinates, or those that the model's conditioning asks for."""
+        task, frame, conditioning = self.task, self.task.frame, self.model.conditioning
+        if conditioning == "learned":
+            return Maps(frame.inputs, frame.targets, frame.outputs)
+        sample = task.families[:FAMILIES]
+        effects = sample.effects() if frame.complete else center(sample.outcomes)
+        basis = output_basis(conditioning, effects)
+        size = float(np.sqrt(np.mean((effects @ basis) ** 2))) or 1.0
+        moved = basis if task.families.features_are_next_observation else None
+        observations = task.families[:_RIDGE_FAMILIES].observations
+        inputs = input_coordinates(conditioning, observations, moved)
+        return Maps(inputs, basis / size, size * basis)
+
+    @property
+    def controls(self) -> np.ndarray | None:
+        """Control vectors of the actions; None if the network embeds actions as in the paper."""
+        return self.task.controls if self.model.conditioning == "learned" else None
+
+    def obstacle(self) -> str:
+        """Always empty: the paper's network can learn from any families."""
+        return ""
+
+    def rows(self, part: Branches) -> dict[str, np.ndarray]:
+        """Inputs, arms and targets of each state."""
+        return {
+            "inputs": np.asarray(self.maps.inputs(part.observations), np.float32),
+            "arms": part.arms.astype(np.int32),
+            "targets": np.concatenate([self._targets(piece) for piece in part.batches()]),
+        }
+
+    def source(self, *, everything: bool) -> Source:
+        """Rows of the families, with cleaned targets if labels are cleaned."""
+        source, corrections = super().source(everything=everything), self.task.corrections
+        if corrections is None:
+            return source
+        if not isinstance(source, InMemory):
+            raise ValueError("its rows do not fit into memory_gb, so its labels cannot be changed")
+        targets = source.arrays["targets"]
+        reference = self.model.reference if self.task.frame.complete else None
+        known = center(corrections[: len(targets)], reference)
+        cleaned = targets - jnp.asarray(known, jnp.float32)
+        return replace(source, arrays={**source.arrays, "targets": cleaned})
+
+    def _targets(self, part: Branches) -> np.ndarray:
+        if self.task.frame.complete:
+            outcomes = part.effects(self.model.reference).mean(axis=1)
+        else:
+            outcomes = center(part.outcomes.mean(axis=1))
+        return np.asarray(outcomes @ self.maps.targets, np.float32)
+
+    def initial(self) -> Network:
+        """The paper's network; its rank is that of the effects unless one is given."""
+        sizes = (self.maps.inputs.matrix.shape[1], self.task.families.num_actions)
+        size, controls = self.maps.targets.shape[1], self.controls
+        return self.model._ensemble(
+            lambda key: Network(
+                *sizes,
+                size,
+                rank=self.model.decoder_rank or size,
+                width=self.model.width,
+                num_controls=None if controls is None else controls.shape[1],
+                key=key,
+            ),
+            self.members,
+        )
+
+    def loss(self) -> MemberLossFn:
+        """Squared error of the effects, or of their differences along a graph."""
+        model, complete = self.model, self.task.frame.complete
+        controls = None if self.controls is None else jnp.asarray(self.controls, jnp.float32)
+
+        def loss(network: Network, batch: Mapping[str, Array]) -> Array:
+            predicted = network.effects(batch["inputs"], model.reference, controls=controls)
+            if model.graph is not None:
+                return edge_loss(model.graph, predicted, batch["targets"])
+            if not complete:
+                # Centred over a family's own arms: all pairwise differences within the family.
+                predicted = jnp.take_along_axis(predicted, batch["arms"][..., None], axis=-2)
+                predicted = center(predicted)
+            return jnp.mean(jnp.sum((predicted - batch["targets"]) ** 2, axis=-1))
+
+        return loss
+
+    def predictor(self, network: Any) -> Predictor:
+        """The predictor that uses these networks."""
+        return DirectPredictor(self.maps.inputs, self.maps.outputs, network, self.controls)
+
+
+class Distilled(Direct):
+    """A direct network trained to reproduce the answers of a slower predictor."""
+
+    name = "distilled"
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """A transition network's explanation of labels, in the coordinates that are learned.
+
+    The explained noise is the predicted effect under the later actions and noise of the label,
+    minus the mean prediction under fresh ones. Given the state, its expectation is zero however
+    good the network is, unless it memorised the label, so subtracting it removes only noise.
+    """
+
+    noise: np.ndarray  # [n, arms, coordinates], explained noise
+    effects: np.ndarray  # [n, arms, coordinates], mean prediction under a few fresh draws
+
+
+class Unrolled(Trained):
+    """A transition network, unrolled under the known later actions and noise."""
+
+    name, complexity = "unrolled", 3
+    members = 1
+
+    def obstacle(self) -> str:
+        """Needs step features and, under a policy, features that contain the observation."""
+        families, model = self.task.families, self.model
+        follows_policy = families.recipe.continuation.open_loop or self.task.frame.own is not None
+        needed = {
+            "features of every step (collect with per_step=True)": families.recipe.per_step,
+            "features that contain the observation, because the later actions depend on it": (
+                follows_policy
+            ),
+            "graph=None": model.graph is None,
+            "decoder_rank=None": model.decoder_rank is None,
+            "conditioning='learned'": model.conditioning == "learned",
+        }
+        missing = [what for what, given in needed.items() if not given]
+        return f"needs {', and '.join(missing)}" if missing else ""
+
+    @property
+    def has_signal(self) -> bool:
+        """Whether the world's noise is a signal, which the network can see."""
+        return self.task.families.noise_kind == "signal"
+
+    def rows(self, part: Branches) -> dict[str, np.ndarray]:
+        """Training rows, one per family and draw."""
+        recipe, frame, table = part.recipe, self.task.frame.steps, self.task.controls
+        steps = [np.asarray(frame.steps(b.step_features), np.float32) for b in part.batches()]
+        arms = np.repeat(part.arms[:, None], recipe.draws, axis=1)
+        actions = np.asarray(all_branches(arms, part.continuation))
+        rows = {
+            "controls": np.asarray(table[actions], np.float32),
+            "steps": np.concatenate(steps),
+        }
+        if self.has_signal:
+            rows["noise"] = np.asarray(self._standardised(part.noise), np.float32)
+        inputs = np.asarray(frame.inputs(part.observations), np.float32)
+        num = len(part) * recipe.draws
+        return {
+            "inputs": np.repeat(inputs, recipe.draws, axis=0),
+            **{name: values.reshape(num, *values.shape[2:]) for name, values in rows.items()},
+        }
+
+    def _standardised(self, noise: np.ndarray) -> np.ndarray:
+        """Standardised noise, `[n, draws, horizon, noise]`, with the last axes flattened."""
+        mean, spread = self._noise_units
+        return (_flat_noise(noise) - mean) / spread
+
+    @functools.cached_property
+    def _noise_units(self) -> tuple[np.ndarray, np.ndarray]:
+        """Mean and standard deviation of the noise."""
+        sample = _flat_noise(self.task.families[:FAMILIES].noise)
+        spread = sample.std(axis=(0, 1, 2))
+        return sample.mean(axis=(0, 1, 2)), np.where(spread > 0, spread, 1.0)
+
+    def initial(self) -> Transition:
+        """A transition network for the frame's coordinates."""
+        frame, model, families = self.task.frame.steps, self.model, self.task.families
+        check_draws(model.draws, families.recipe.horizon, families.num_actions, model.width)
+        latent = frame.num_states == 0
+        readouts = frame.steps.matrix.shape[1] - frame.num_states
+        num_noise = self._paths.shape[-1] if self.has_signal else 0
+        num_controls = self.task.controls.shape[1]
+        return model._ensemble(
+            lambda key: Transition(
+                frame.inputs.matrix.shape[1],
+                num_controls,
+                LATENT if latent else frame.num_states,
+                num_moved=frame.num_moved,
+                num_readouts=readouts,
+                num_noise=num_noise,
+                width=model.width,
+                has_latent=latent,
+                key=key,
+            ),
+            self.members,
+        )
+
+    @functools.cached_property
+    def _paths(self) -> np.ndarray:
+        """Observed noise paths to average over, `[draws, horizon, noise]`."""
+        noise = self._standardised(self.task.families[:FAMILIES].noise)
+        paths = noise.reshape(-1, *noise.shape[2:])
+        chosen = np.random.default_rng([self.model.seed, 1]).choice(
+            len(paths), self.model.draws, replace=len(paths) < self.model.draws
+        )
+        return paths[chosen]
+
+    def first_stages(self, updates: int) -> list[Stage]:
+        """Training on single steps, if the features contain the observation."""
+        size = self.task.frame.steps.num_states
+        if size == 0:
+            return []
+        spread = step_spread(self.sample(), size)
+        loss: MemberLossFn = lambda member, batch: single_step_loss(member, batch, spread)
+        training = replace(
+            self.settings,
+            updates=_STEP_UPDATES * updates,
+            batch_size=max(1, round(_STEP_BATCH * self.settings.batch_size)),
+            chunk=_STEP_UPDATES * self.settings.chunk,
+        )
+        return [("unrolled-steps", loss, training)]
+
+    def loss(self) -> MemberLossFn:
+        """Error of whole branches."""
+        frame = self.task.frame
+        discounts = jnp.asarray(self.task.families.recipe.discounts, jnp.float32)
+        targets = jnp.asarray(frame.steps.outputs.T @ frame.targets, jnp.float32)
+        return lambda member, batch: unrolled_loss(member, batch, discounts, targets)
+
+    def predictor(self, network: Any) -> UnrolledPredictor:
+        """The networks with the continuations and paths to average over."""
+        frame, model, families = self.task.frame.steps, self.model, self.task.families
+        recipe = families.recipe
+        rng = np.random.default_rng(model.seed)
+        uniforms = rng.random((model.draws, recipe.horizon - 1))
+        behaviour = None
+        if recipe.continuation.open_loop:
+            uniforms = recipe.continuation.draw(uniforms, families.num_actions)
+        else:
+            behaviour = self._behaviour
+        return UnrolledPredictor(
+            frame.inputs,
+            frame.outputs,
+            recipe.discounts,
+            self.task.controls,
+            network,
+            uniforms,
+            self._paths if self.has_signal else None,
+            behaviour,
+        )
+
+    def explanation(self, network: Any) -> Explanation | None:
+        """The networks' explanation of all families' labels.
+
+        None if the distribution of the later actions is unknown or the families do not fit into
+        memory.
+        """
+        task, source = self.task, self.source(everything=True)
+        recipe = task.families.recipe
+        if not recipe.continuation.open_loop or not isinstance(source, InMemory):
+            return None
+        rows = source.arrays
+        num, arms, table = len(rows["inputs"]), rows["controls"].shape[1], task.controls
+        rng = np.random.default_rng([self.model.seed, 2])
+        first = rows["controls"][:, None, :, :1]
+        to_targets = jnp.asarray(task.frame.steps.outputs.T @ task.frame.targets, jnp.float32)
+        discounts = jnp.asarray(recipe.discounts, jnp.float32)
+        noise_parts, effect_parts = [], []
+        for start in range(0, num, _CORRECTED_ROWS):
+            chosen = slice(start, start + _CORRECTED_ROWS)
+            size = len(rows["inputs"][chosen])
+            uniforms = rng.random((size, _CORRECTION_DRAWS, recipe.horizon - 1))
+            later = table[recipe.continuation.draw(uniforms, len(table))]
+            later = np.broadcast_to(
+                later[:, :, None], (size, _CORRECTION_DRAWS, arms, *later.shape[2:])
+            )
+            fresh = jnp.concatenate(
+                [jnp.broadcast_to(first[chosen], (*later.shape[:3], 1, table.shape[1])), later],
+                axis=3,
+            )
+            noise = fresh_noise = None
+            if "noise" in rows:
+                noise = rows["noise"][chosen, None]
+                drawn = rng.integers(num, size=(size, _CORRECTION_DRAWS))
+                fresh_noise = jnp.repeat(rows["noise"][drawn], arms, axis=1)
+            inputs = rows["inputs"][chosen]
+            own = _outcomes(network, inputs, rows["controls"][chosen], noise, discounts)
+            flat = fresh.reshape(size, _CORRECTION_DRAWS * arms, *fresh.shape[3:])
+            others = _outcomes(network, inputs, flat, fresh_noise, discounts)
+            others = others.reshape(size, _CORRECTION_DRAWS, arms, -1).mean(axis=1)
+            noise_parts.append(np.asarray(center(own - others) @ to_targets))
+            effect_parts.append(np.asarray(center(others) @ to_targets))
+        both = [np.concatenate(parts) for parts in (noise_parts, effect_parts)]
+        if not all(np.isfinite(values).all() for values in both):
+            raise ValueError("what it says about the labels is not finite")
+        return Explanation(*(v.reshape(-1, recipe.draws, *v.shape[1:]).mean(axis=1) for v in both))
+
+    @functools.cached_property
+    def _behaviour(self) -> Any:
+        """A classifier of the later actions."""
+        rows, table = self.sample(), jnp.asarray(self.task.controls, jnp.float32)
+        # The nearest control vector; all distances at once would take too much memory.
+        nearness = rows["controls"][..., 1:, :] @ table.T - jnp.sum(table**2, axis=1) / 2
+        rows["actions"] = jnp.argmax(nearness, axis=-1)
+        size = self.task.frame.steps.num_states
+        return fit_behaviour(rows, size, len(table), self.model.seed, self.task.options)
+
+
+@eqx.filter_jit
+def _outcomes(
+    networks: Transition, inputs: Array, controls: Array, noise: Array | None, discounts: Array
+) -> Array:
+    """Discounted outputs of branches, `[n, branches, outputs]`, averaged over the members."""
+
+    def outcomes(network: Transition) -> Array:
+        steps = network.unroll(inputs, controls, noise)
+        return network.outputs(jnp.tensordot(discounts, steps, 1))
+
+    return eqx.filter_vmap(outcomes)(networks).mean(axis=0)
+
+
+def _flat_noise(noise: np.ndarray) -> np.ndarray:
+    return noise.reshape(*noise.shape[:3], -1)
+
+
+CANDIDATES: dict[str, type[Candidate]] = {
+    kind.name: kind for kind in (Constant, RidgeRegression, Unrolled, Direct)
+}
