@@ -2,7 +2,8 @@
 
 `linear-gain`, `linear-noise`, `clock`, `battery`, `inventory`, `shop`, `units` and `feedback` are
 hand-written; `random-SEED` is drawn from a generator. Other names are passed to `load_world`; a
-suffix such as `+64` adds a nuisance of 64 dimensions.
+suffix such as `+64` adds a nuisance of 64 dimensions, and `@state` chooses the later actions by a
+policy that depends on the state.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ from collections.abc import Callable
 
 import numpy as np
 
-from cqm.branches.recipe import Policy
+from cqm.branches.recipe import Policy, draw_actions
 from cqm.worlds.contract import World
 from cqm.worlds.function import FunctionWorld, State
 from cqm.worlds.loading import load_world
 
+Propensities = Callable[[np.ndarray], np.ndarray]  # from observations to `[n, actions]`
 Setting = tuple[World, "str | Policy"]
 """A world and the continuation of its branches."""
 
@@ -25,7 +27,7 @@ def load(name: str, seed: int = 0) -> Setting:
 
     Args:
         name: A name from `WORLDS`, `random-SEED`, or a name for `load_world`, optionally followed
-            by `+DIMENSION` for a nuisance.
+            by `+DIMENSION` for a nuisance and by `@state` for a policy that sees the state.
         seed: Random seed for the mixing of a nuisance.
 
     >>> load("units")[0].feature_names
@@ -38,10 +40,33 @@ def load(name: str, seed: int = 0) -> Setting:
     kind, _, number = name.partition("-")
     if kind == "random" and number.isdecimal():
         return random_world(int(number))
-    base, plus, dimension = name.partition("+")
+    mixed, at, policy = name.partition("@")
+    base, plus, dimension = mixed.partition("+")
     if plus and not dimension.isdecimal():
         raise ValueError(f"a nuisance must be a number of dimensions, as in +64; got {name!r}")
-    return load_world(base, nuisance=int(dimension or 0), seed=seed), "uniform"
+    if at and policy != "state":
+        raise ValueError(f"the only policy is @state; got {name!r}")
+    world = load_world(base, nuisance=int(dimension or 0), seed=seed)
+    return world, policy_with(state_behaviour(world)) if at else "uniform"
+
+
+def state_behaviour(world: World, seed: int = 0) -> Propensities:
+    """Propensities that depend on the native state, each at least 0.4 of the uniform one."""
+    num_actions = len(world.candidate_actions)
+    size = len(world.native.observation_names)
+    weights = np.random.default_rng(seed).standard_normal((size, num_actions)) / np.sqrt(size)
+
+    def propensities(observations: np.ndarray) -> np.ndarray:
+        native = world.native_observations(observations)
+        scores = np.exp(3 * np.tanh(native) @ weights)
+        return 0.6 * scores / scores.sum(axis=1, keepdims=True) + 0.4 / num_actions
+
+    return propensities
+
+
+def policy_with(propensities_fn: Propensities) -> Policy:
+    """The policy that draws actions with these propensities."""
+    return Policy("state", lambda seen, uniforms: draw_actions(propensities_fn(seen), uniforms))
 
 
 def linear(*, gain: bool) -> FunctionWorld:

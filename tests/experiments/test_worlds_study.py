@@ -231,13 +231,14 @@ def test_records_of_another_world_are_not_used(fitted, tmp_path):
 
 def test_small_sizes_and_cheap_worlds_come_first():
     jobs = [(job["world"], job["states"]) for job in WorldsStudy(WorldsProtocol()).jobs()]
-    assert len(jobs) == 2 * 24 + 40
+    assert len(jobs) == 2 * 24 + 40 + 3
     assert jobs[0] == ("linear-gain", 2_000)
-    assert [num for _, num in jobs] == [2_000] * 24 + [5_000] * 40 + [20_000] * 24
+    assert [num for _, num in jobs] == [2_000] * 24 + [4_000] * 3 + [5_000] * 40 + [20_000] * 24
     assert {world for world, num in jobs if num == 5_000} == {
         f"random-{i}" for i in range(100, 140)
     }
-    assert jobs[23] == (WORLDS[-1], 2_000)
+    assert jobs[23] == ("HalfCheetah-v5", 2_000)
+    assert jobs[24] == ("reacher-easy+64@state", 4_000)
 
 
 @pytest.mark.parametrize("name", WORLDS)
@@ -284,6 +285,8 @@ def test_other_studies_have_no_worlds(tmp_path, capsys):
 def test_sizes_can_be_chosen():
     protocol = WorldsProtocol().restricted(["clock", "random-0", "clock"], [2_000])
     assert WorldsStudy(protocol).jobs() == [{"world": "clock", "states": 2_000}]
+    protocol = WorldsProtocol().restricted(["clock", "reacher-easy+64@state"], [4_000])
+    assert WorldsStudy(protocol).jobs() == [{"world": "reacher-easy+64@state", "states": 4_000}]
 
 
 def test_candidates_of_the_default_are_what_they_are_alone_bit_for_bit(tmp_path, monkeypatch):

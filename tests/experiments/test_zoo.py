@@ -80,3 +80,18 @@ def test_names_that_are_not_ours_are_loaded_with_their_nuisance():
         zoo.load("reacher-easy+x")
     with pytest.raises(ValueError, match="unknown world 'random-x'"):
         zoo.load("random-x")
+
+
+def test_a_policy_sees_the_native_state_of_a_mixed_world():
+    world, policy = zoo.load("reacher-easy+4@state", seed=3)
+    propensities = zoo.state_behaviour(world)
+    observations = world.observe(world.reset(50, np.random.default_rng(0)))
+    chances = propensities(observations)
+    np.testing.assert_allclose(chances.sum(axis=1), 1)
+    assert chances.min() >= 0.4 / 5
+    assert np.ptp(chances, axis=0).min() > 0.1
+    # A uniform number below the chance of the first action chooses it.
+    chosen = policy.act(observations, chances[:, 0] - 1e-9)
+    assert (chosen == 0).all()
+    with pytest.raises(ValueError, match="the only policy is @state; got 'reacher-easy@x'"):
+        zoo.load("reacher-easy@x")

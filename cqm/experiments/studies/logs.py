@@ -12,7 +12,7 @@ rollouts as there are actions, so branched models are trained on that many times
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,6 @@ import numpy as np
 import cqm
 from cqm import storage
 from cqm.branches.dataset import Branches
-from cqm.branches.recipe import Policy, draw_actions
 from cqm.decisions import advantage
 from cqm.experiments import metrics
 from cqm.experiments.code import code_digest
@@ -31,6 +30,7 @@ from cqm.experiments.protocol import DOMAINS, preset
 from cqm.experiments.records import Header, JobKey
 from cqm.experiments.results import COLUMNS, STUDY_FILES, with_current_names, write_csv
 from cqm.experiments.runner import Study
+from cqm.experiments.zoo import policy_with, state_behaviour
 from cqm.logs.dataset import Logs
 from cqm.models.effect import EffectModel
 from cqm.models.estimator import Estimator
@@ -212,12 +212,7 @@ def study_logs(
         raise ValueError(f"unknown estimators {unknown}; available: {list(ESTIMATORS)}")
     world = cqm.load_world(domain, nuisance=nuisance, seed=seed)
     propensities_fn = state_behaviour(world) if behaviour == "state" else None
-    continuation: str | Policy = "uniform"
-    if propensities_fn is not None:
-        continuation = Policy(
-            "state",
-            lambda observations, uniforms: draw_actions(propensities_fn(observations), uniforms),
-        )
+    continuation = "uniform" if propensities_fn is None else policy_with(propensities_fn)
 
     def collected(name: str, **recipe: Any) -> Branches:
         out = None
@@ -252,20 +247,6 @@ def _fitted(
         classifier = HindsightModel(seed=seed, width=128, training=protocol.classifier)
         return classifier.fit(logs, show_progress=False)
     return ResidualModel(seed=seed, weighting=name == "residual").fit(logs, show_progress=False)
-
-
-def state_behaviour(world: World, seed: int = 0) -> Callable[[np.ndarray], np.ndarray]:
-    """Propensities that depend on the native state, each at least 0.4 of the uniform one."""
-    num_actions = len(world.candidate_actions)
-    size = len(world.native.observation_names)
-    weights = np.random.default_rng(seed).standard_normal((size, num_actions)) / np.sqrt(size)
-
-    def propensities(observations: np.ndarray) -> np.ndarray:
-        native = world.native_observations(observations)
-        scores = np.exp(3 * np.tanh(native) @ weights)
-        return 0.6 * scores / scores.sum(axis=1, keepdims=True) + 0.4 / num_actions
-
-    return propensities
 
 
 def _rows(

@@ -49,8 +49,10 @@ WORLDS = (
     *("finger-spin", "hopper-hop", "fish-swim", "manipulator-bring_ball"),
     *("cartpole-swingup+64", "reacher-easy+64", "cheetah-run+64", "walker-walk+64"),
     *("Pendulum-v1", "Acrobot-v1", "Hopper-v5", "HalfCheetah-v5"),
+    *("reacher-easy+64@state", "cheetah-run+64@state", "walker-walk+64@state"),
 )
-"""Worlds with a name, the cheapest first: our own, dm_control, the benchmark's, Gymnasium."""
+"""Worlds with a name: our own, dm_control, the benchmark's, Gymnasium, and under a policy."""
+_SIZES = ("states", "random_states", "policy_states")  # of the protocol
 _A_DAY = 86_400.0
 _COLUMNS = [
     (name, float | None if kind is float else kind) for name, kind in COLUMNS["worlds.csv"].items()
@@ -72,9 +74,13 @@ class WorldsProtocol:
     """Numbers of training states."""
     random_states: tuple[int, ...] = (5_000,)
     """Numbers of training states for random worlds."""
+    policy_states: tuple[int, ...] = (4_000,)
+    """Numbers of training states under a policy: 20,000 rollouts of five actions."""
     test_states: int = 500
     test_draws: int = 64
     """Draws per test state; their mean stands for the expected effect."""
+    policy_draws: int = 256
+    """Draws per test state under a policy, which adds much noise."""
     horizon: int = 12
     discount: float = 0.95
     seed: int = 7
@@ -92,20 +98,25 @@ class WorldsProtocol:
                 zoo.load(name)  # raises if there is no such world
             protocol = replace(protocol, worlds=tuple(dict.fromkeys(worlds)))
         if states is not None:
-            known = sorted({*self.states, *self.random_states})
+            known = sorted({num for name in _SIZES for num in getattr(self, name)})
             if unknown := sorted(set(states) - set(known)):
                 raise ValueError(f"unknown numbers of states {unknown}; available: {known}")
-            named, random = (
-                tuple(num for num in nums if num in states)
-                for nums in (self.states, self.random_states)
-            )
-            protocol = replace(protocol, states=named, random_states=random)
+            wanted: dict[str, Any] = {
+                name: tuple(num for num in getattr(self, name) if num in states) for name in _SIZES
+            }
+            protocol = replace(protocol, **wanted)
         return protocol
+
+    def states_of(self, world: str) -> tuple[int, ...]:
+        """Numbers of training states of a world."""
+        if _random_seed(world) is not None:
+            return self.random_states
+        return self.policy_states if "@" in world else self.states
 
     def fixed(self) -> dict[str, Any]:
         """The settings on which all jobs in one directory must agree."""
         values = asdict(self)
-        for name in ("worlds", "states", "random_states"):
+        for name in ("worlds", *_SIZES):
             del values[name]
         return values
 
@@ -116,6 +127,7 @@ PRESETS = {
         worlds=("linear-gain", "clock", "battery", "reacher-easy+64", "random-100", "random-101"),
         states=(2_000,),
         random_states=(2_000,),
+        policy_states=(),
         test_states=200,
         test_draws=32,
         updates=1_000,
@@ -124,6 +136,7 @@ PRESETS = {
         worlds=("clock", "random-100"),
         states=(128,),
         random_states=(64,),
+        policy_states=(),
         test_states=24,
         test_draws=8,
         horizon=4,
@@ -156,11 +169,10 @@ class WorldsStudy(Study):
 
     def jobs(self) -> list[JobKey]:
         """Jobs with the fewest states first; ties are in the order of the worlds."""
-        sizes = {True: self.protocol.random_states, False: self.protocol.states}
         jobs: list[JobKey] = [
             {"world": world, "states": num}
             for world in self.protocol.worlds
-            for num in sizes[_random_seed(world) is not None]
+            for num in self.protocol.states_of(world)
         ]
         return sorted(jobs, key=lambda job: job["states"])
 
@@ -309,7 +321,7 @@ def _collected(
         test = collect(
             world,
             states=protocol.test_states,
-            draws=protocol.test_draws,
+            draws=protocol.policy_draws if "@" in name else protocol.test_draws,
             seed=protocol.seed + 1_000,
             out=directory / "test",
             **shared,
