@@ -68,10 +68,7 @@ UPDATES = 16_000
 TRAINING = Training(UPDATES, batch_size=16, learning_rate=1e-3, schedule="cosine")
 """Default training of a network; many small batches give the lowest error in a given time."""
 CYCLES = (1 / 16, 1 / 8, 5 / 16, 1 / 2)  # shares of the updates
-_STEP_UPDATES, _STEP_BATCH = (
-    3,
-    1 / 2,
-)  # updates and batch size on single steps, relative to the cycles
+_STEP_UPDATES, _STEP_BATCH = 3, 1 / 2  # of single steps, relative to those of the cycles
 _RIDGE_FAMILIES = 50_000  # more families hardly change a regression
 _WAVES, _ROUNDS = 1_024, 1
 _CORRECTION_DRAWS, _CORRECTED_ROWS = 8, 512
@@ -174,7 +171,7 @@ class RidgeRegression(ClosedForm):
         if self.task.corrections is not None:
             targets -= self.task.corrections[: len(targets)].reshape(targets.shape)
         num, size = inputs.shape
-        constant, fourier = np.ones((num, 1)), None
+        constant = np.ones((num, 1))
         pairs = size * (size + 1) // 2
         pairs = pairs if pairs <= min(_MAX_PAIRS, num // 4) else 0
         weights = np.zeros((1 + size + _WAVES + pairs, targets.shape[1]))
@@ -319,10 +316,15 @@ class Trained(Candidate):
     ) -> Any:
         source, task = self.source(everything=everything), self.task
         cycles = [("", self.objective, training) for training in later]
-        digest = task.digest
-        if task.corrections is not None:
-            digest += "-" + storage.sha256_arrays({"corrections": task.corrections})
-        return task.model._train(network, stages, source, digest, task.options, cycles)
+        return task.model._train(network, stages, source, self._digest, task.options, cycles)
+
+    @functools.cached_property
+    def _digest(self) -> str:
+        """Digest of what is learned from: the families and, if they are changed, the labels."""
+        if self.task.corrections is None:
+            return self.task.digest
+        labels = storage.sha256_arrays({"corrections": self.task.corrections})
+        return f"{self.task.digest}-{labels}"
 
 
 @dataclass(frozen=True)

@@ -282,7 +282,8 @@ class Choice:
                 raise
             attempt.predictor = attempt.errors = None
             attempt.note = f"failed: {error}"
-            level = 8 if isinstance(candidate, Distilled) else 7  # whoever called `fit`
+            # The warning shows the line that called `fit`; distilling is one call deeper.
+            level = 8 if isinstance(candidate, Distilled) else 7
             warnings.warn(f"the candidate {name} {attempt.note}", stacklevel=level)
         attempt.seconds = time.monotonic() - started
         attempt.cpu_seconds = time.process_time() - cpu_started
@@ -335,7 +336,7 @@ class Choice:
         known = self.explanation.noise
         frame, start = self.task.frame, len(self.task.families)
         own = frame.in_own_units(known[start : start + len(self.held_out)] @ frame.outputs.T)
-        best = self._best([attempt for attempt in self.attempts if attempt.predictor is not None])
+        best = self._best(self._fitted)
         assert best.predicted is not None
         misses = frame.in_own_units(self._observed)
         misses = misses - frame.in_own_units(best.predicted, self.held_out.arms)
