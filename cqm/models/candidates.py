@@ -108,8 +108,6 @@ class Candidate(abc.ABC):
     """One way to learn."""
 
     name: str
-    complexity: int
-    """Among candidates that are about equally good, the least complex is chosen."""
 
     def __init__(self, task: Task):
         self.task, self.model = task, task.model
@@ -137,7 +135,7 @@ class ClosedForm(Candidate):
 class Constant(ClosedForm):
     """The mean effects, the same in every state."""
 
-    name, complexity = "constant", 0
+    name = "constant"
 
     def fit(self, families: Branches) -> Predictor:
         """Average the effects."""
@@ -160,7 +158,7 @@ class RidgeRegression(ClosedForm):
     leave-one-out error: a constant, the inputs, their products, or cosines of learned coordinates.
     """
 
-    name, complexity = "ridge", 1
+    name = "ridge"
 
     def fit(self, families: Branches) -> Predictor:
         """Fit every set of regressors and choose among them, output by output."""
@@ -339,7 +337,7 @@ class Maps:
 class Direct(Trained):
     """A network from state and action to effects, fitted to centred outcomes as in the paper."""
 
-    name, complexity = "direct", 2
+    name = "direct"
     members = 4  # they are cheap, and their errors differ where labels are noisy
 
     @functools.cached_property
@@ -454,7 +452,7 @@ class Explanation:
 class Unrolled(Trained):
     """A transition network, unrolled under the known later actions and noise."""
 
-    name, complexity = "unrolled", 3
+    name = "unrolled"
     members = 1
 
     def obstacle(self) -> str:

@@ -50,6 +50,7 @@ CLEANED = " on cleaned labels"
 _WORTH_CLEANING = 0.9  # labels are cleaned if at most this share of their noise is left
 _TOLERANCE = 0.001  # by how much the error may be higher, in own units, if that avoids unrolling
 _LEAST_WEIGHT = 0.05  # a candidate with a smaller weight is not worth its time
+_DOUBT = 1.5  # standard errors by which a candidate's error must be higher to count 0.6 as much
 _SECONDS_PER_TRAINING = 2.5  # of a whole training run, relative to its cycles alone
 _CHECKED = 32  # states for which a refitted candidate's predictions are checked
 _FEWEST_UPDATES = 100  # a network that has time for fewer is left out
@@ -249,19 +250,6 @@ class Choice:
         except _FAILURES as error:
             warnings.warn(f"{what} failed: {error}", stacklevel=7)
 
-    def _best(self, fitted: Sequence[Attempt]) -> Attempt:
-        """The simplest candidate that is within a standard error of the best.
-
-        A network keeps the best of its scores after each cycle, so its score is optimistic.
-        """
-        best = min(fitted, key=lambda attempt: attempt.score)
-        for attempt in sorted(fitted, key=lambda a: (a.candidate.complexity, a.score)):
-            if attempt.errors is not None and best.errors is not None:
-                excess = attempt.errors - best.errors
-                if excess.mean() <= _standard_error(excess):
-                    return attempt
-        return best
-
     def _attempt(self, candidate: Candidate) -> None:
         """Fit a candidate to the training families; if it fails, leave it out."""
         cleaned = self.task.corrections is not None and not isinstance(candidate, Distilled)
@@ -336,7 +324,7 @@ class Choice:
         known = self.explanation.noise
         frame, start = self.task.frame, len(self.task.families)
         own = frame.in_own_units(known[start : start + len(self.held_out)] @ frame.outputs.T)
-        best = self._best(self._fitted)
+        best = min(self._fitted, key=lambda each: each.score)
         assert best.predicted is not None
         misses = frame.in_own_units(self._observed)
         misses = misses - frame.in_own_units(best.predicted, self.held_out.arms)
@@ -406,25 +394,45 @@ class Choice:
         return [replace(c, updates=max(1, int(share * c.updates))) for c in cycles]
 
     def _combined(self, fitted: Sequence[Attempt]) -> Combination:
-        """The best candidate, or a weighted mean of several if that is clearly better.
+        """The candidates that may be the best, averaged; other weights if clearly better."""
+        exact = [attempt for attempt in fitted if attempt.score <= _ROUNDING]
+        if exact:
+            return Combination((exact[0],))
+        average = self._weighted(fitted, _plausibilities([_errors(a) for a in fitted]))
+        stack = self._weighted(fitted, self._stacking_weights(fitted))
+        gain = average.errors - stack.errors
+        return stack if gain.mean() > 2 * _standard_error(gain) else average
 
-        Of all subsets, the one whose weighted mean has the least squared error is taken; with few
-        candidates they can all be tried.
-        """
+    def _weighted(self, fitted: Sequence[Attempt], weights: np.ndarray) -> Combination:
+        """The mean of candidates with these weights, and its errors."""
+        weights = np.where(weights < _LEAST_WEIGHT, 0.0, weights)
+        weights /= weights.sum()
+        used = np.flatnonzero(weights)
+        attempts = tuple(fitted[i] for i in used)
+        if len(used) == 1:
+            return Combination(attempts)
+        errors = np.mean(np.tensordot(weights, self._misses(fitted), 1) ** 2, axis=(1, 2))
+        return Combination(attempts, weights[used], errors)
+
+    def _misses(self, fitted: Sequence[Attempt]) -> np.ndarray:
+        """Errors on the held-out families in own units, `[attempts, families, arms, features]`."""
         assert self.held_out is not None
-        frame, arms, best = self.task.frame, self.held_out.arms, self._best(fitted)
-        alone = Combination((best,))
-        if not frame.moved.any():
-            return alone
+        frame, arms = self.task.frame, self.held_out.arms
         effects = [a.predicted for a in fitted if a.predicted is not None]
-        predicted = np.stack([frame.in_own_units(each, arms) for each in effects])
-        misses = predicted - frame.in_own_units(self._observed)
-        flat = misses.reshape(len(fitted), -1)
-        products = flat @ flat.T / flat.shape[1]
+        observed = frame.in_own_units(self._observed)
+        return np.stack([frame.in_own_units(each, arms) for each in effects]) - observed
+
+    def _stacking_weights(self, fitted: Sequence[Attempt]) -> np.ndarray:
+        """The positive weights, with sum 1, whose mean has the least squared error.
+
+        With few candidates, all subsets can be tried.
+        """
+        misses = self._misses(fitted).reshape(len(fitted), -1)
+        products = misses @ misses.T / misses.shape[1]
         weights, least = np.zeros(len(fitted)), np.inf
         for chosen in itertools.product([False, True], repeat=len(fitted)):
             rows = np.flatnonzero(chosen)
-            if len(rows) < 2:
+            if len(rows) == 0:
                 continue
             inverse = np.linalg.pinv(products[np.ix_(rows, rows)], hermitian=True)
             own = inverse.sum(axis=1) / max(inverse.sum(), 1e-300)
@@ -434,12 +442,7 @@ class Choice:
             tried[rows] = own
             if tried @ products @ tried < least:
                 weights, least = tried, float(tried @ products @ tried)
-        errors = np.mean(np.tensordot(weights, misses, 1) ** 2, axis=(1, 2))
-        gain = alone.errors - errors
-        if not np.isfinite(least) or gain.mean() <= 2 * _standard_error(gain):
-            return alone
-        used = [(a, weight) for a, weight in zip(fitted, weights, strict=True) if weight > 0]
-        return Combination(tuple(a for a, _ in used), np.array([w for _, w in used]), errors)
+        return weights
 
     def refitted(self, attempt: Attempt) -> Predictor:
         """A candidate refitted to all families; unchanged if refitting fails."""
@@ -494,7 +497,8 @@ class Choice:
                 excess = attempt.errors - best.errors
                 note = f"error higher by {_with_error(excess)}"
                 if excess.mean() <= 0:
-                    reason = "slow" if isinstance(attempt.candidate, Unrolled) else "not clearly"
+                    slow = isinstance(attempt.candidate, Unrolled)
+                    reason = "it is slow" if slow else "it does not improve the stack"
                     note = f"error lower by {_with_error(-excess)}, but {reason}"
             for part, weight in zip(chosen.attempts, chosen.weights, strict=True):
                 if part is attempt:
@@ -529,6 +533,28 @@ def _finite(effects: np.ndarray) -> np.ndarray:
     if not np.isfinite(effects).all():
         raise ValueError("its predictions are not finite; lower the learning rate")
     return effects
+
+
+def _errors(attempt: Attempt) -> np.ndarray:
+    assert attempt.errors is not None
+    return attempt.errors
+
+
+def _plausibilities(errors: Sequence[np.ndarray]) -> np.ndarray:
+    """How plausible it is that each candidate is the best, with sum 1, from errors `[families]`.
+
+    Plausibility falls like a normal density with the distance from the lowest error, in standard
+    errors of the difference.
+
+    >>> worse = np.array([1.0, 3.0, 1.0, 3.0])  # by 2 ± 0.5
+    >>> _plausibilities([np.zeros(4), worse]).round(2).tolist()
+    [0.97, 0.03]
+    """
+    best = min(errors, key=np.mean)
+    excess = [each - best for each in errors]
+    distances = [e.mean() / max(_standard_error(e), 1e-300) for e in excess]
+    weights = np.exp(-0.5 * (np.array(distances) / _DOUBT) ** 2)
+    return weights / weights.sum()
 
 
 def _standard_error(values: np.ndarray) -> float:
