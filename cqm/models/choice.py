@@ -408,7 +408,7 @@ class Choice:
         weights = np.where(weights < _LEAST_WEIGHT, 0.0, weights)
         weights /= weights.sum()
         used = np.flatnonzero(weights)
-        attempts = tuple(fitted[i] for i in used)
+        attempts = tuple(fitted[int(i)] for i in used)
         if len(used) == 1:
             return Combination(attempts)
         errors = np.mean(np.tensordot(weights, self._misses(fitted), 1) ** 2, axis=(1, 2))
