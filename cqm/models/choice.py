@@ -51,6 +51,7 @@ _WORTH_CLEANING = 0.9  # labels are cleaned if at most this share of their noise
 _TOLERANCE = 0.001  # by how much the error may be higher, in own units, if that avoids unrolling
 _LEAST_WEIGHT = 0.05  # a candidate with a smaller weight is not worth its time
 _DOUBT = 1.5  # standard errors by which a candidate's error must be higher to count 0.6 as much
+_ALIKE = 1.25  # candidates whose error is higher by a larger factor do not count at all
 _SECONDS_PER_TRAINING = 2.5  # of a whole training run, relative to its cycles alone
 _CHECKED = 32  # states for which a refitted candidate's predictions are checked
 _FEWEST_UPDATES = 100  # a network that has time for fewer is left out
@@ -544,16 +545,20 @@ def _plausibilities(errors: Sequence[np.ndarray]) -> np.ndarray:
     """How plausible it is that each candidate is the best, with sum 1, from errors `[families]`.
 
     Plausibility falls like a normal density with the distance from the lowest error, in standard
-    errors of the difference.
+    errors of the difference. It is zero far from the lowest error even if the standard error is
+    large: a few enormous errors must not pass for uncertainty.
 
-    >>> worse = np.array([1.0, 3.0, 1.0, 3.0])  # by 2 ± 0.5
-    >>> _plausibilities([np.zeros(4), worse]).round(2).tolist()
-    [0.97, 0.03]
+    >>> worse = np.array([1.0, 1.2, 1.0, 1.2])  # by 0.1 ± 0.05
+    >>> _plausibilities([np.ones(4), worse]).round(2).tolist()
+    [0.71, 0.29]
     """
     best = min(errors, key=np.mean)
-    excess = [each - best for each in errors]
-    distances = [e.mean() / max(_standard_error(e), 1e-300) for e in excess]
-    weights = np.exp(-0.5 * (np.array(distances) / _DOUBT) ** 2)
+    weights = np.zeros(len(errors))
+    for i, each in enumerate(errors):
+        if each.mean() <= _ALIKE * best.mean():
+            excess = each - best
+            distance = excess.mean() / max(_standard_error(excess), 1e-100)
+            weights[i] = np.exp(-0.5 * (distance / _DOUBT) ** 2)
     return weights / weights.sum()
 
 

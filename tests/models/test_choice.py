@@ -227,15 +227,47 @@ def test_a_stack_is_saved_loaded_and_scored(stacked, mixed, tmp_path):
     np.testing.assert_allclose(found, moved.effect(observations), atol=1e-5 * size)
 
 
-def test_a_stack_that_is_not_clearly_better_is_not_taken():
-    """The best of all subsets is never worse than the best candidate, but that may be chance."""
+def test_candidates_that_cannot_be_told_apart_are_averaged():
+    """Effects hardly depend on the state, and labels are so noisy that 50 of them cannot show it.
+
+    The weights are those of the errors, so a candidate with a lower error counts more; a stack with
+    the least error would leave out all others.
+    """
     noisy = pushed_world(
         lambda state, action, noise: action * (1 + 0.1 * np.sin(state[:, 1]) + noise[:, 0]),
         exogenous=lambda num, horizon, rng: rng.standard_normal((num, horizon, 1)),
     )
     branches = collected(noisy, horizon=1, per_step=False)
-    model = EffectModel(candidates=("constant", "ridge", "direct"), **TINY).fit(branches)
-    assert model.method_ != "stack"
+    names = ("constant", "ridge", "direct")
+    model = EffectModel(candidates=names, width=8, updates=50).fit(branches)
+    assert model.method_ == "stack"
+    weights = {row.candidate: row.note.rpartition(" ")[2] for row in model.comparison_[:-1]}
+    errors = {row.candidate: row.error for row in model.comparison_[:-1]}
+    used = [name for name in names if weights[name].startswith("0.")]
+    assert len(used) >= 2
+    assert sorted(used, key=errors.get) == sorted(used, key=lambda n: -float(weights[n]))
+
+
+def errors_of(mean, spread):
+    """Errors of 400 families with this mean, which differ from it by `spread` standard errors."""
+    return mean + 20 * spread * np.tile([1.0, -1.0], 200)
+
+
+@pytest.mark.parametrize(
+    ("errors", "expected"),
+    [
+        ([errors_of(1, 0.1)], [1]),
+        ([errors_of(1, 0), errors_of(1, 0)], [0.5, 0.5]),
+        ([errors_of(1, 0), errors_of(1.1, 0)], [1, 0]),
+        # Higher by one and a half standard errors of the difference, and by six.
+        ([errors_of(1.15, 0.1), errors_of(1, 0), errors_of(1.2, 0.03)], [0.378, 0.622, 0]),
+        # Higher by one standard error, because of a single family.
+        ([errors_of(1, 0), np.r_[np.ones(399), 401.0]], [1, 0]),
+        ([errors_of(1, 0), np.full(400, 1e300)], [1, 0]),
+    ],
+)
+def test_plausibility_falls_with_the_distance_from_the_best(errors, expected):
+    np.testing.assert_allclose(choice._plausibilities(errors), expected, atol=1e-3)
 
 
 def test_a_candidate_that_diverges_is_left_out_with_its_reason(smooth):
