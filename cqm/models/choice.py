@@ -1,8 +1,9 @@
-"""Choosing a candidate: all are compared on held-out families, and the best is refitted to all.
+"""Choosing candidates: all are compared on held-out families, and the best are refitted to all.
 
 Every candidate is scored on the same held-out families, in units of the effects' own size, so that
 differences between candidates are paired. The standard errors shown are those of the scores; noise
-in the held-out outcomes is common to all candidates and raises every score alike.
+in the held-out outcomes is common to all candidates and raises every score alike. Candidates that
+these families cannot tell apart are averaged: the mean is better than a choice made by chance.
 """
 
 from __future__ import annotations

@@ -29,8 +29,8 @@ from cqm.quotient import ComparisonGraph, Reference
 class EffectModel(Estimator):
     """Learns from branches what actions change, without any reward.
 
-    `fit` compares several candidates on families that they did not learn from, keeps the best and
-    fits it again to all families:
+    `fit` compares several candidates on families that they did not learn from, averages those that
+    may be the best, and fits them again to all families:
 
     - `constant`: the same effects in every state;
     - `ridge`: ridge regression on the state, products of its coordinates, or random cosines of it;
@@ -41,7 +41,7 @@ class EffectModel(Estimator):
 
     Networks are trained in cycles and stop when another cycle does not help, so noisy labels are
     not overfitted. `comparison_` and the model card show how the candidates compared. The learned
-    transition network, if any, is kept in `transition_` even if another candidate is chosen.
+    transition network, if any, is kept in `transition_` even if other candidates are chosen.
 
     Args:
         candidates: Names of the candidates to compare.
