@@ -1,6 +1,11 @@
 """Speed and accuracy measured against named peers; `benchmarks/results` holds the results."""
 
 import csv
+import json
+import os
+import subprocess
+import tempfile
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -13,3 +18,25 @@ def write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
         writer = csv.DictWriter(file, fields)
         writer.writeheader()
         writer.writerows(rows)
+
+
+def answer_of(python: Path, code: str, *arguments: Any, cores: Collection[int] = ()) -> Any:
+    """Run code with another interpreter; returns the JSON value that it prints last.
+
+    Args:
+        python: The interpreter, in an environment with its own version of this library.
+        code: The code to run.
+        *arguments: Its command-line arguments.
+        cores: Cores to run on; all by default.
+    """
+    with tempfile.TemporaryDirectory() as elsewhere:  # so that `import cqm` finds that version
+        ended = subprocess.run(
+            [python.absolute(), "-c", code, *map(str, arguments)],
+            check=True,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=elsewhere,
+            env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"},
+            preexec_fn=lambda: os.sched_setaffinity(0, cores or os.sched_getaffinity(0)),
+        )
+    return json.loads(ended.stdout.splitlines()[-1])

@@ -12,9 +12,7 @@ own, installed from a checkout of it:
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
@@ -27,7 +25,7 @@ import numpy as np
 import tyro
 
 import cqm
-from benchmarks import write_csv
+from benchmarks import answer_of, write_csv
 from cqm.experiments import zoo
 from cqm.experiments.excess import Truth, own_units, pooled
 
@@ -102,17 +100,9 @@ def fitted(
     with tempfile.TemporaryDirectory() as temporary:
         asked, predicted = (Path(temporary, name) for name in ("asked.npy", "predicted.npy"))
         np.save(asked, observations)
-        core = min(os.sched_getaffinity(0))
-        answer = subprocess.run(
-            [python, "-c", FIT, branches.resolve(), str(seed), asked, predicted],
-            check=True,
-            capture_output=True,
-            text=True,
-            cwd=temporary,  # so that `import cqm` finds the interpreter's own version
-            env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"},
-            preexec_fn=lambda: os.sched_setaffinity(0, {core}),
-        )
-        return json.loads(answer.stdout.splitlines()[-1]), np.load(predicted)
+        core = {min(os.sched_getaffinity(0))}
+        record = answer_of(python, FIT, branches.resolve(), seed, asked, predicted, cores=core)
+        return record, np.load(predicted)
 
 
 if __name__ == "__main__":

@@ -1,18 +1,15 @@
-"""Collecting branches: in memory or streamed to disk, on threads or on a cluster.
+"""Collecting branches: in memory or streamed to disk, on this machine or on a cluster.
 
 The states are divided into blocks of 256, and the blocks into shards. The stored bytes depend
-neither on the number of threads or machines nor on interruptions.
+neither on the number of workers or machines nor on interruptions.
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
 import textwrap
 import warnings
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
@@ -32,12 +29,13 @@ from cqm.arguments import (
 from cqm.branches import shards
 from cqm.branches.cluster import simulate_on_cluster
 from cqm.branches.dataset import Branches
+from cqm.branches.local import simulate_locally
 from cqm.branches.recipe import BLOCK, Continuation, Policy, Recipe
-from cqm.branches.simulate import Block, Plan, dropped, first_error, simulate_blocks
+from cqm.branches.simulate import Plan, dropped, first_error
 from cqm.capacity import require_disk, require_memory
 from cqm.display import counted
 from cqm.names import action_indices, checked_action_names
-from cqm.progress import Advance, progress, say
+from cqm.progress import progress, say
 from cqm.quotient import ComparisonGraph
 from cqm.worlds.contract import NoiseKind, World, concatenate
 from cqm.worlds.loading import load_world
@@ -89,11 +87,12 @@ def collect(
         seed: Random seed for the collection.
         out: Directory to stream to; rerun with the same directory to resume an interrupted
             collection. Without a directory the branches stay in memory.
-        threads: Number of threads to simulate on; all cores by default.
+        threads: Number of threads to simulate on; all cores by default. Worlds that run Python code
+            for every state use as many processes instead, if that is worth their start.
         cluster: Address of a Ray cluster to simulate on instead, or `auto`.
         show_progress: None shows a bar on a terminal and nothing elsewhere; True also prints plain
             lines elsewhere; False shows nothing.
-        blocks_per_task: Number of blocks (of 256 states) that a thread takes at a time.
+        blocks_per_task: Number of blocks (of 256 states) that a worker takes at a time.
 
     >>> collect("cartpole-swingup", states=4, seed=7)
     Branches(cartpole-swingup, 4 families of 3/3 arms, 1 draw, horizon 12, discount 0.95, seed 7)
@@ -120,7 +119,9 @@ def collect(
     if directory is None:
         memory, indices = [], range(plan.num_shards)
         with progress(what, states, unit="states", show=show_progress) as advance:
-            for _, blocks in _simulate_shards(plan, indices, threads, blocks_per_task, advance):
+            for _, blocks in simulate_locally(
+                plan, indices, threads, blocks_per_task, advance, show_progress
+            ):
                 arrays = concatenate([block.arrays for block in blocks])
                 memory.append(shards.MemoryShard(arrays, dropped(blocks)))
                 error = error or first_error(blocks)
@@ -136,7 +137,9 @@ def collect(
         say(f"Resuming: {complete} of {num} complete", show_progress)
     with progress(what, planned, unit="states", show=show_progress) as advance:
         if cluster is None:
-            simulated = _simulate_shards(plan, missing, threads, blocks_per_task, advance)
+            simulated = simulate_locally(
+                plan, missing, threads, blocks_per_task, advance, show_progress
+            )
         else:
             simulated = simulate_on_cluster(plan, missing, cluster, advance)
         for index, blocks in simulated:
@@ -225,47 +228,6 @@ def stored_bytes(plan: Plan) -> int:
     if nuisance is not None:
         size += 4 * recipe.draws * recipe.horizon * nuisance.dimension
     return size
-
-
-def available_cores() -> list[int]:
-    """Cores that this process may use; all cores on systems without processor affinity."""
-    if hasattr(os, "sched_getaffinity"):
-        return sorted(os.sched_getaffinity(0))
-    return list(range(os.cpu_count() or 1))
-
-
-def _simulate_shards(
-    plan: Plan,
-    indices: Sequence[int],
-    threads: int | None,
-    blocks_per_task: int,
-    advance: Advance,
-) -> Iterator[tuple[int, list[Block]]]:
-    """Simulate shards on threads, in order, at most a few blocks ahead of the consumer."""
-    threads = len(available_cores()) if threads is None else threads
-    tasks = (
-        (index, plan.blocks(index)[start : start + blocks_per_task])
-        for index in indices
-        for start in range(0, len(plan.blocks(index)), blocks_per_task)
-    )
-
-    pool = ThreadPoolExecutor(threads)
-    waiting: deque = deque()
-    done: list[Block] = []
-    try:
-        while True:
-            while len(waiting) < 8 * threads and (task := next(tasks, None)):
-                waiting.append((task, pool.submit(simulate_blocks, plan, task[1])))
-            if not waiting:
-                return
-            (index, blocks), future = waiting.popleft()
-            done += future.result()
-            advance(plan.num_states(blocks))
-            if blocks[-1] == plan.blocks(index)[-1]:
-                yield index, done
-                done = []
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
 
 
 def _as_stored(directory: Path, plan: Plan) -> Plan:

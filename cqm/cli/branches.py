@@ -66,7 +66,7 @@ class Collect:
     action_names: Annotated[tuple[str, ...], default("their indices")] = ()
     """Names of the candidate actions, in order, to use in answers."""
     threads: Annotated[int | None, default("all cores")] = None
-    """Number of simulation threads."""
+    """Number of simulation threads, or of processes for worlds that run Python code."""
     cluster: Annotated[str | None, default("this machine")] = None
     """Address of a Ray cluster to simulate on, or auto."""
 

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 import cqm
 from cqm import storage
-from cqm.branches.collect import available_cores
+from cqm.branches.local import available_cores
 from cqm.display import counted
 from cqm.experiments import records
 from cqm.experiments.records import Header, JobKey, Record

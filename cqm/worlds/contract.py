@@ -86,6 +86,7 @@ class World(abc.ABC):
     candidate_actions: np.ndarray  # [actions, controls], the controls being compared
     cloning: str  # how states are cloned, in a few words
     continuous: bool = True  # whether every control between the bounds is allowed
+    runs_python: bool | None = None  # whether it runs Python code for every state; None if unknown
     noise_kind: NoiseKind = "none"  # must be set by a world that samples noise
     fixed_noise: bool = False  # whether all rollouts are meant to have the same noise
     nuisance: Nuisance | None = None  # the process mixed into observations and features

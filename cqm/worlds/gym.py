@@ -83,6 +83,7 @@ class GymWorld(World):
     """
 
     noise_kind = "seeds"
+    runs_python = True
 
     def __init__(
         self,

@@ -84,6 +84,7 @@ class MujocoWorld(World):
     """
 
     cloning = "MuJoCo state and solver warm start"
+    runs_python = False
 
     def __init__(
         self,

@@ -129,6 +129,7 @@ class TaskWorld(World):
     """
 
     cloning = "MuJoCo state, model fields, task code (one state at a time)"
+    runs_python = True
 
     def __init__(
         self,
@@ -169,9 +170,8 @@ class TaskWorld(World):
         self, states: States, controls: np.ndarray, noise: np.ndarray, *, final: bool = True
     ) -> Rollout:
         """Roll every state forward, open loop, one after another."""
-        environment = self._environment.get()  # in a new process this imports dm_control
-        from dm_control.rl.control import PhysicsError
-
+        environment = self._environment.get()
+        task, physics, advance = environment.task, environment.physics, _advance_fn(environment)
         widths = (len(self.control_low), 0)
         controls, noise = check_inputs(
             states, ("integration", "observation"), controls, noise, widths
@@ -179,21 +179,25 @@ class TaskWorld(World):
         num, horizon = controls.shape[:2]
         features = np.full((num, horizon, len(self.feature_names)), np.nan)
         status = np.zeros(num, dtype=np.int8)
+        warnings = physics.data.ptr.warning.number  # a view that the simulation updates
         after, errors = [], []
         for i, state in enumerate(unstack(states)):
             self._set(environment, state)
+            before, problem = warnings.copy(), ""
             try:
                 for t in range(horizon):
-                    environment.task.before_step(controls[i, t], environment.physics)
-                    environment.physics.step(environment._n_sub_steps)
-                    environment.task.after_step(environment.physics)
-                    features[i, t] = _flat(environment.task.get_observation(environment.physics))
-            except PhysicsError:
-                status[i] = Status.DIVERGED
+                    task.before_step(controls[i, t], physics)
+                    advance()
+                    task.after_step(physics)
+                    features[i, t] = _flat(task.get_observation(physics))
             except Exception as error:  # a task's code may raise anything; other rows go on
+                problem = repr(error)
+            if (warnings > before).any():
+                status[i] = Status.DIVERGED
+            elif problem:
                 status[i] = Status.RAISED
-                errors.append(repr(error))
-            if status[i] == Status.OK and not np.isfinite(features[i]).all():
+                errors.append(problem)
+            elif not np.isfinite(features[i]).all():
                 status[i] = Status.NOT_FINITE
             if final:
                 after.append(self._capture(environment, features[i, -1]))
@@ -228,7 +232,9 @@ class TaskWorld(World):
 def _environment(name: str) -> Environment:
     from dm_control import suite
 
-    return suite.load(*name.split("-", 1), task_kwargs={"random": 0})
+    environment = suite.load(*name.split("-", 1), task_kwargs={"random": 0})
+    _remember_names(environment)
+    return environment
 
 
 @quiet_dm_control()
@@ -243,6 +249,64 @@ def _model_without_views(name: str) -> mujoco.MjModel:
         for view in [*parent.findall("camera"), *parent.findall("light")]:
             parent.remove(view)
     return MjModel.from_xml_string(ElementTree.tostring(tree, encoding="unicode"), assets).ptr
+
+
+def _remember_names(environment: Environment) -> None:
+    """Let the arrays that a task indexes by name look up each name only once.
+
+    Most tasks spend more time on looking up names than on physics.
+    """
+    from dm_control.mujoco.index import FieldIndexer
+
+    class Remembering(FieldIndexer):
+        __slots__ = ("_known",)
+
+        def __init__(self, other: FieldIndexer):
+            for name in FieldIndexer.__slots__:
+                setattr(self, name, getattr(other, name))
+            self._known: dict[Any, Any] = {}
+
+        def _convert_key(self, key: Any) -> Any:
+            try:
+                return self._known[frozen := _frozen(key)]
+            except KeyError:
+                self._known[frozen] = found = super()._convert_key(key)
+                return found
+            except TypeError:  # a slice or an array
+                return super()._convert_key(key)
+
+    for struct in (environment.physics.named.data, environment.physics.named.model):
+        for name, indexer in struct._asdict().items():
+            setattr(type(struct), name, Remembering(indexer))  # each struct has a class of its own
+
+
+def _frozen(key: Any) -> Any:
+    """An index that can be looked up; a list means something else than a tuple."""
+    if isinstance(key, list):
+        return (list, *key)
+    return tuple(map(_frozen, key)) if isinstance(key, tuple) else key
+
+
+def _advance_fn(environment: Environment) -> Callable[[], None]:
+    """A function that takes one control step.
+
+    It does what `Physics.step` does, except for looking for MuJoCo's warnings after every step,
+    which would take as long as the physics of a small model.
+    """
+    physics, num = environment.physics, environment._n_sub_steps
+    model, data = physics.model.ptr, physics.data.ptr
+    if not physics.legacy_step:
+        return lambda: mujoco.mj_step(model, data, num)
+    euler = model.opt.integrator != mujoco.mjtIntegrator.mjINT_RK4
+
+    def advance() -> None:
+        if euler:
+            mujoco.mj_step2(model, data)
+        if num > euler:
+            mujoco.mj_step(model, data, num - euler)
+        mujoco.mj_step1(model, data)
+
+    return advance
 
 
 def _episode_fields(environment: Environment) -> list[str]:

@@ -13,7 +13,7 @@ from support.worlds import SeedWorld
 from support.wrong_worlds import reseal, reseal_manifest
 
 import cqm
-from cqm.branches import collect as collection
+from cqm.branches import collect as collection, local
 from cqm.branches.collect import DroppedWarning
 from cqm.branches.simulate import stream
 from cqm.worlds.function import FunctionWorld
@@ -58,7 +58,7 @@ def collect(world, out=None, **settings):
 def test_collecting_where_the_system_does_not_say_which_cores_are_ours(monkeypatch):
     """As on macOS and Windows."""
     monkeypatch.delattr(os, "sched_getaffinity")
-    assert collection.available_cores() == list(range(os.cpu_count()))
+    assert local.available_cores() == list(range(os.cpu_count()))
     assert len(collect(plane_world(), states=5, threads=None)) == 5
 
 
@@ -129,7 +129,7 @@ def test_bytes_do_not_depend_on_the_process(tmp_path, small_shards):
     code = """
 import sys
 import cqm
-from cqm.branches import collect as collection
+from cqm.branches import collect as collection, local
 from cqm.branches.collect import DroppedWarning
 from cqm.branches.simulate import stream
 collection.SHARD_BYTES = 0
@@ -171,7 +171,7 @@ KILLER = """
 import json, os, random, signal, sys, time
 from pathlib import Path
 import cqm
-from cqm.branches import collect as collection
+from cqm.branches import collect as collection, local
 from cqm.branches.collect import DroppedWarning
 from cqm.branches.simulate import stream
 
@@ -249,7 +249,7 @@ import itertools, os, signal, sys
 from pathlib import Path
 import numpy as np
 import cqm
-from cqm.branches import collect as collection
+from cqm.branches import collect as collection, local
 from cqm.branches.collect import DroppedWarning
 from cqm.branches.simulate import stream
 from cqm.worlds.function import FunctionWorld

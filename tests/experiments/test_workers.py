@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cqm import storage
-from cqm.branches.collect import available_cores
+from cqm.branches.local import available_cores
 from cqm.experiments.workers import run_side_by_side
 
 
@@ -126,7 +126,7 @@ def test_workers_end_when_their_parent_is_killed(tmp_path):
     code = (
         "import os, sys, time\n"
         "from pathlib import Path\n"
-        "from cqm.branches.collect import available_cores\n"
+        "from cqm.branches.local import available_cores\n"
         "from cqm.experiments.workers import run_side_by_side\n"
         "def hang(task):\n"
         "    Path(task).write_text(str(os.getpid()))\n"
@@ -149,7 +149,7 @@ def test_workers_keep_what_they_inherit(tmp_path):
         "import os, sys, time\n"
         "from pathlib import Path\n"
         "from cqm import storage\n"
-        "from cqm.branches.collect import available_cores\n"
+        "from cqm.branches.local import available_cores\n"
         "from cqm.experiments import workers\n"
         "def hang(task):\n"
         "    workers.os._exit = time.sleep  # it does not notice that its parent is gone\n"
