@@ -50,6 +50,7 @@ CLEANED = " on cleaned labels"
 """Suffix of the name of a candidate that learned from cleaned labels."""
 _WORTH_CLEANING = 0.9  # labels are cleaned if at most this share of their noise is left
 _TOLERANCE = 0.001  # by how much the error may be higher, in own units, if that avoids unrolling
+_TOLERATED_SHARE = 0.01  # the same as a share of the error, if that is more
 _LEAST_WEIGHT = 0.05  # a candidate with a smaller weight is not worth its time
 _DOUBT = 1.5  # standard errors by which a candidate's error must be higher to count 0.6 as much
 _ALIKE = 1.25  # candidates whose error is higher by a larger factor do not count at all
@@ -209,7 +210,8 @@ class Choice:
     def _fast_enough(self) -> Combination:
         """The best combination; one without unrolling, which is slow, if it is good enough.
 
-        It is good enough if it is not worse than the best single candidate.
+        It is good enough if it is hardly worse than the best single candidate, even if its error is
+        higher by another standard error: what the held-out families cannot show is not assumed.
         """
         best = self._combined(self._fitted)
         fast = [a for a in self._fitted if not isinstance(a.candidate, Unrolled)]
@@ -218,7 +220,8 @@ class Choice:
         second = self._combined(fast)
         single = min(self._fitted, key=lambda attempt: attempt.score)
         loss = second.errors - Combination((single,)).errors
-        return second if loss.mean() <= max(_standard_error(loss), _TOLERANCE) else best
+        tolerated = max(_TOLERANCE, _TOLERATED_SHARE * single.score)
+        return second if loss.mean() + _standard_error(loss) <= tolerated else best
 
     def _distil(self) -> None:
         """If the best answers need unrolling, teach them to direct networks, which are faster."""
