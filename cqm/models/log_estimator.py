@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
-from typing import ClassVar, Literal, Self
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from cqm.arguments import whole_number
 from cqm.logs.dataset import Logs
@@ -15,6 +16,9 @@ from cqm.models.preprocessing import Coordinates, input_coordinates
 from cqm.models.propensities import estimated_propensities, taken_actions
 from cqm.models.subspace import Subspace, visible_subspace
 from cqm.regression import Table, fold_numbers, mean_by
+
+if TYPE_CHECKING:
+    from cqm.models.averages import AverageEffects
 
 WIDTH = 256  # default width of hidden layers
 
@@ -44,6 +48,38 @@ class LogEstimator(Estimator):
             show_progress: See `cqm.progress.progress`.
         """
         return self._fit(logs, directory, show_progress)
+
+    def average_effect(
+        self,
+        logs: Logs | str | Path,
+        *,
+        by: ArrayLike | str | None = None,
+        confidence: float = 0.95,
+    ) -> AverageEffects:
+        """Average effects over all decisions and over subgroups, with simultaneous intervals.
+
+        The regressions are fitted again, fold by fold, with this estimator's settings, so these may
+        be the logs that it learned from. See `cqm.models.averages`.
+
+        Args:
+            logs: The decisions to average over, or their directory.
+            by: Subgroups: one label per decision, or the name of an observation with few values.
+            confidence: Confidence level of the intervals.
+
+        >>> from cqm.models import ResidualModel
+        >>> rng = np.random.default_rng(0)
+        >>> sick, treated = rng.normal(size=(300, 1)), rng.integers(2, size=300)
+        >>> health = treated[:, None] - sick + 0.1 * rng.normal(size=(300, 1))
+        >>> logs = Logs.from_arrays(sick, treated, health[:, None], discount=1.0)
+        >>> effect, error = ResidualModel().average_effect(logs).contrast(1, 0)
+        >>> bool(abs(effect[0] - 1) < 3 * error[0] < 0.06)
+        True
+        """
+        from cqm.models.averages import average_effects
+
+        self._check_params()
+        loaded = logs if isinstance(logs, Logs) else Logs.load(logs)
+        return average_effects(self, loaded, by=by, confidence=confidence)
 
     def _check_params(self) -> None:
         self._check_common()

@@ -1,0 +1,313 @@
+"""Average effects from logs, with confidence intervals.
+
+The mean outcome of an action, had it been taken in all decisions, is estimated by augmented inverse
+propensity weighting (Robins, Rotnitzky and Zhao 1994): the mean prediction of an outcome
+regression, plus the weighted mean of its errors in the decisions in which the action was taken.
+Regressions and propensities are cross-fitted, so each decision is judged by a model that has not
+seen it, and the errors of both enter only as a product. The weights of each action are normalised.
+
+Intervals are simultaneous: with the stated confidence, all contrasts between actions, on all
+outcomes and in all subgroups of one table, lie in theirs. They assume that the observations contain
+everything that affected both the action and the outcome, and that decisions (or episodes, if logs
+have groups) are independent.
+"""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from cqm.arguments import instance, number
+from cqm.display import counted, data_frame, html_table, text_table
+from cqm.logs.dataset import Logs
+from cqm.models.preprocessing import input_coordinates
+from cqm.models.propensities import estimated_propensities, taken_actions
+from cqm.names import action_indices, unknown
+from cqm.quotient import center
+from cqm.regression import RandomFourierFeatures, fold_numbers, ridge
+
+if TYPE_CHECKING:
+    from cqm.models.log_estimator import LogEstimator
+
+EVERYWHERE = "all"
+_FEWEST = 30  # decisions with an action in a subgroup, below which normal intervals are unreliable
+_LARGEST_WEIGHT = 50.0  # weights of single decisions above which an average is fragile
+_SIMULATIONS = 20_000  # draws for the quantile of the largest deviation
+_MOST_GROUPS = 100
+_WAVES = 64  # random Fourier features of the regression on the state
+
+
+@dataclass(frozen=True)
+class AverageEffects:
+    """Average effects of actions on outcomes, by subgroup."""
+
+    means: np.ndarray  # [groups, actions, outcomes], mean outcome had all taken the action
+    covariances: np.ndarray  # [groups, actions · outcomes, actions · outcomes], of the means
+    sizes: np.ndarray  # [groups], number of decisions
+    groups: tuple[str, ...]
+    action_names: tuple[str, ...]
+    outcome_names: tuple[str, ...]
+    confidence: float
+    multiplier: float  # half-width of a simultaneous interval, in standard errors
+
+    def contrast(
+        self, action: int | str, baseline: int | str, group: str = EVERYWHERE
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The average effect of one action relative to another, and its standard error.
+
+        Args:
+            action: The action, by index or name.
+            baseline: The action to compare it with.
+            group: Name of the subgroup.
+
+        Returns:
+            Two arrays `[outcomes]`.
+        """
+        one, other = action_indices([action, baseline], self.action_names)
+        if group not in self.groups:
+            raise unknown("subgroup", group, self.groups)
+        place, num = self.groups.index(group), len(self.outcome_names)
+        size = len(self.action_names) * num
+        difference = np.zeros((num, size))
+        difference[range(num), one * num + np.arange(num)] += 1
+        difference[range(num), other * num + np.arange(num)] -= 1
+        variances = np.einsum("ij,jk,ik->i", difference, self.covariances[place], difference)
+        estimate = self.means[place, one] - self.means[place, other]
+        return estimate, np.sqrt(np.maximum(variances, 0))
+
+    def interval(
+        self, action: int | str, baseline: int | str, group: str = EVERYWHERE
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Lower and upper ends of the simultaneous intervals, `[outcomes]` each."""
+        estimate, error = self.contrast(action, baseline, group)
+        return estimate - self.multiplier * error, estimate + self.multiplier * error
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row per subgroup, pair of actions and outcome."""
+        rows = []
+        pairs = [(b, a) for a, b in itertools.combinations(self.action_names, 2)]
+        for group, (action, baseline) in itertools.product(self.groups, pairs):
+            estimate, error = self.contrast(action, baseline, group)
+            low, high = self.interval(action, baseline, group)
+            for i, outcome in enumerate(self.outcome_names):
+                rows.append(
+                    {
+                        "group": group,
+                        "action": action,
+                        "baseline": baseline,
+                        "outcome": outcome,
+                        "effect": float(estimate[i]),
+                        "standard_error": float(error[i]),
+                        "low": float(low[i]),
+                        "high": float(high[i]),
+                    }
+                )
+        return rows
+
+    def to_pandas(self) -> Any:
+        """The rows as a `pandas.DataFrame`."""
+        rows = self.rows()
+        return data_frame({name: [row[name] for row in rows] for name in rows[0]})
+
+    def __str__(self) -> str:
+        return "\n".join([self._title, text_table(self._shown()), *self._notes])
+
+    def _repr_html_(self) -> str:
+        return html_table(self._shown(), title=self._title, notes=self._notes)
+
+    @property
+    def _title(self) -> str:
+        return f"Average effects of the first action, from {counted(self.sizes[0], 'decision')}"
+
+    @property
+    def _notes(self) -> list[str]:
+        return [
+            f"With {self.confidence:.0%} confidence, all intervals hold at once.",
+            "Assumed: the observations contain everything that affected both action and outcome.",
+        ]
+
+    def _shown(self) -> list[dict[str, str]]:
+        percent = f"{self.confidence:.0%} interval"
+        shown = []
+        for row in self.rows():
+            cells = {"group": row["group"]} if len(self.groups) > 1 else {}
+            shown.append(
+                cells
+                | {
+                    "outcome": row["outcome"],
+                    "action": f"{row['action']} instead of {row['baseline']}",
+                    "average effect": f"{row['effect']:+.4g}",
+                    percent: f"[{row['low']:.4g}, {row['high']:.4g}]",
+                    "sign": "uncertain" if row["low"] <= 0 <= row["high"] else "certain",
+                }
+            )
+        return shown
+
+
+def average_effects(
+    model: LogEstimator, logs: Logs, *, by: ArrayLike | str | None = None, confidence: float = 0.95
+) -> AverageEffects:
+    """Average effects of every action, in all decisions and in subgroups of them.
+
+    Args:
+        model: The estimator whose settings are used for the cross-fitted regressions. It need not
+            be fitted, and is not changed.
+        logs: The decisions to average over; they may be those that the model learned from.
+        by: Subgroups: one label per decision, or the name of an observation with few values.
+        confidence: Confidence level of the simultaneous intervals.
+    """
+    instance("logs", logs, Logs, "Logs")
+    confidence = number("confidence", confidence, above=0, below=1)
+    groups = _subgroups(logs, by)
+    predicted, propensities = _cross_fitted(model, logs)
+    taken = taken_actions(logs)
+    weights = taken / propensities
+    _warn_about_weights(weights, taken, groups, logs)
+    errors = weights[..., None] * (logs.outcomes[:, None] - predicted)  # [n, actions, outcomes]
+    means, covariances = [], []
+    for rows in groups.values():
+        # An action's weights in a subgroup are scaled to sum to the number of its decisions.
+        scale = (len(rows) / weights[rows].sum(axis=0))[:, None]
+        terms = predicted[rows] + scale * errors[rows]
+        mean = terms.mean(axis=0)
+        correction = scale * errors[rows].mean(axis=0)
+        # Influence of each decision, the normalisation included.
+        own = (terms - mean) - (scale[:, 0] * weights[rows] - 1)[..., None] * correction
+        means.append(mean)
+        covariances.append(_covariance(own.reshape(len(rows), -1), logs.groups, rows))
+    sizes = np.array([len(rows) for rows in groups.values()])
+    multiplier = _multiplier(covariances, logs.num_actions, confidence)
+    return AverageEffects(
+        np.stack(means),
+        np.stack(covariances),
+        sizes,
+        tuple(groups),
+        logs.action_names,
+        logs.feature_names,
+        confidence,
+        multiplier,
+    )
+
+
+def _cross_fitted(model: LogEstimator, logs: Logs) -> tuple[np.ndarray, np.ndarray]:
+    """Predicted outcomes of every action, `[n, actions, outcomes]`, and propensities.
+
+    Each decision is predicted from the other folds. The effects are those of the estimator, around
+    a regression of the outcome on the state.
+    """
+    observations, folds = logs.observations, fold_numbers(len(logs), model.folds, logs.groups)
+    seen = input_coordinates("whiten", observations, None)(observations)
+    propensities = logs.propensities
+    if propensities is None:
+        propensities = estimated_propensities(logs, seen, folds, model.seed)
+    regressors = np.ones((len(logs), 1))
+    if seen.shape[1]:
+        rng = np.random.default_rng(model.seed)
+        regressors = RandomFourierFeatures.draw(seen, _WAVES, rng)(seen)
+    free = range(1 + seen.shape[1])
+    baseline = ridge(regressors, logs.outcomes, folds, free=free).predictions
+    effects = np.empty((len(logs), logs.num_actions, logs.outcomes.shape[1]))
+    for fold in range(folds.max() + 1):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the whole logs are checked by whoever fits a model
+            fitted = type(model)(**model.get_params()).fit(logs[folds != fold], show_progress=False)
+        effects[folds == fold] = fitted.effect(observations[folds == fold])
+    return baseline[:, None] + center(effects, propensities), propensities
+
+
+def _subgroups(logs: Logs, by: ArrayLike | str | None) -> dict[str, np.ndarray]:
+    """Row numbers of all decisions and of every subgroup, by name."""
+    groups = {EVERYWHERE: np.arange(len(logs))}
+    if by is None:
+        return groups
+    name, labels = "", np.asarray(by)
+    if isinstance(by, str):
+        if by not in logs.observation_names:
+            raise unknown("observation", by, logs.observation_names)
+        name = f"{by} = "
+        labels = logs.observations[:, logs.observation_names.index(by)]
+    if labels.shape != (len(logs),):
+        raise ValueError(
+            f"by must be one label per decision, {len(logs)} in all, or the name of an "
+            f"observation; got shape {list(labels.shape)}"
+        )
+    values = np.unique(labels)
+    if len(values) > _MOST_GROUPS:
+        raise ValueError(
+            f"by has {len(values)} different values; at most {_MOST_GROUPS} subgroups are allowed. "
+            "Pass labels of a few ranges instead, such as observations > threshold"
+        )
+    for value in values:
+        label = f"{value:g}" if labels.dtype.kind == "f" else str(value)
+        groups[name + label] = np.flatnonzero(labels == value)
+    return groups
+
+
+def _warn_about_weights(
+    weights: np.ndarray, taken: np.ndarray, groups: dict[str, np.ndarray], logs: Logs
+) -> None:
+    """Warn if an average would rest on very few decisions."""
+    for name, rows in groups.items():
+        counts = taken[rows].sum(axis=0)
+        action = int(counts.argmin())
+        where = "" if name == EVERYWHERE else f" in the subgroup {name}"
+        if counts[action] == 0:
+            raise ValueError(
+                f"action {logs.action_names[action]} never occurs{where}, so its mean outcome "
+                "cannot be estimated there"
+            )
+        if counts[action] < _FEWEST:
+            warnings.warn(
+                f"action {logs.action_names[action]} was taken only {int(counts[action])} times"
+                f"{where}; its intervals may be too short",
+                stacklevel=4,
+            )
+    row = int(weights.max(axis=1).argmax())
+    if weights[row].max() > _LARGEST_WEIGHT:
+        warnings.warn(
+            f"decision {row} stands for {weights[row].max():.0f} decisions, because its action "
+            f"{logs.action_names[logs.first_actions[row]]} is unlikely in its state; averages over "
+            "states in which an action is hardly ever taken are poorly estimated",
+            stacklevel=4,
+        )
+
+
+def _covariance(influence: np.ndarray, groups: np.ndarray | None, rows: np.ndarray) -> np.ndarray:
+    """Covariance of a mean from the influence of every decision; episodes are independent."""
+    num = len(influence)
+    if groups is not None:
+        numbers = np.unique(groups[rows], return_inverse=True)[1]
+        sums = np.zeros((numbers.max() + 1, influence.shape[1]))
+        np.add.at(sums, numbers, influence)
+        influence = sums
+    units = len(influence)
+    return influence.T @ influence / num**2 * units / max(1, units - 1)
+
+
+def _multiplier(covariances: Sequence[np.ndarray], num_actions: int, confidence: float) -> float:
+    """The quantile of the largest deviation, in standard errors, over all contrasts.
+
+    Subgroups are simulated independently of each other, which makes the intervals slightly longer
+    than needed if they overlap.
+    """
+    rng = np.random.default_rng(0)
+    largest = np.zeros(_SIMULATIONS)
+    for covariance in covariances:
+        values, axes = np.linalg.eigh(covariance)
+        root = axes * np.sqrt(np.maximum(values, 0))
+        drawn = rng.standard_normal((_SIMULATIONS, len(root))) @ root.T
+        drawn = drawn.reshape(_SIMULATIONS, num_actions, -1)
+        for one, other in itertools.combinations(range(num_actions), 2):
+            difference = drawn[:, one] - drawn[:, other]
+            spread = difference.std(axis=0)
+            known = spread > 0
+            if known.any():
+                deviation = np.abs(difference[:, known] / spread[known]).max(axis=1)
+                largest = np.maximum(largest, deviation)
+    return float(np.quantile(largest, confidence))
