@@ -99,7 +99,10 @@ def _comparison(model: Estimator, timed: bool) -> list[str]:
     """How the candidates of an effect model compared on held-out families."""
     lines = []
     for row in getattr(model, "comparison_", ()):
-        error = f"held-out error {row.error:.4g} ± {row.standard_error:.2g}"
+        known = not math.isnan(row.standard_error)
+        error = f"held-out error {row.error:.4g}" + (
+            f" ± {row.standard_error:.2g}" if known else ""
+        )
         error = "" if math.isnan(row.error) else error
         seconds = "" if math.isnan(row.seconds) or not timed else f"{row.seconds:.0f} s"
         parts = ", ".join(part for part in (error, seconds, row.note) if part)

@@ -50,10 +50,10 @@ CLEANED = " on cleaned labels"
 """Suffix of the name of a candidate that learned from cleaned labels."""
 _WORTH_CLEANING = 0.9  # labels are cleaned if at most this share of their noise is left
 _TOLERANCE = 0.001  # by how much the error may be higher, in own units, if that avoids unrolling
-_TOLERATED_SHARE = 0.01  # the same as a share of the error, if that is more
+_TOLERATED_SHARE = 0.01  # or by this share of the error, whichever is larger
 _LEAST_WEIGHT = 0.05  # a candidate with a smaller weight is not worth its time
-_DOUBT = 1.5  # standard errors by which a candidate's error must be higher to count 0.6 as much
-_ALIKE = 1.25  # candidates whose error is higher by a larger factor do not count at all
+_DOUBT = 1.5  # a candidate whose error is higher by so many standard errors counts 0.6 times
+_ALIKE = 1.25  # candidates whose error exceeds the lowest by a larger factor are left out
 _SECONDS_PER_TRAINING = 2.5  # of a whole training run, relative to its cycles alone
 _CHECKED = 32  # states for which a refitted candidate's predictions are checked
 _FEWEST_UPDATES = 100  # a network that has time for fewer is left out
@@ -72,7 +72,7 @@ class Comparison:
 
     candidate: str
     error: float  # squared error in units of the effects' size; NaN if it was not fitted
-    standard_error: float
+    standard_error: float  # NaN if unknown
     seconds: float  # time to fit and score it; NaN in a loaded model
     note: str  # whether it was chosen, or why not
 
@@ -197,8 +197,9 @@ class Choice:
             return attempt.predictor
         self._distil()
         chosen = self._fast_enough()
-        names = " and ".join(attempt.name for attempt in chosen.attempts)
-        say(f"Chosen: {names}; fitting to all families", self.show)
+        names = [attempt.name for attempt in chosen.attempts]
+        listed = " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+        say(f"Chosen: {listed}; fitting to all families", self.show)
         parts = tuple(map(self.refitted, chosen.attempts))
         self._record(chosen)
         return parts[0] if len(parts) == 1 else StackedPredictor(parts, chosen.weights)
@@ -210,18 +211,18 @@ class Choice:
     def _fast_enough(self) -> Combination:
         """The best combination; one without unrolling, which is slow, if it is good enough.
 
-        It is good enough if it is hardly worse than the best single candidate, even if its error is
-        higher by another standard error: what the held-out families cannot show is not assumed.
+        It is good enough if its error, plus one standard error of the difference, is hardly higher
+        than that of the best single candidate.
         """
-        best = self._combined(self._fitted)
         fast = [a for a in self._fitted if not isinstance(a.candidate, Unrolled)]
-        if not fast or not best.is_slow:
-            return best
+        if not fast or not self.teacher.is_slow:
+            return self.teacher
         second = self._combined(fast)
-        single = min(self._fitted, key=lambda attempt: attempt.score)
-        loss = second.errors - Combination((single,)).errors
-        tolerated = max(_TOLERANCE, _TOLERATED_SHARE * single.score)
-        return second if loss.mean() + _standard_error(loss) <= tolerated else best
+        single = Combination((min(self._fitted, key=lambda attempt: attempt.score),))
+        loss = second.errors - single.errors
+        tolerated = max(_TOLERANCE, _TOLERATED_SHARE * single.errors.mean())
+        good_enough = loss.mean() + _standard_error(loss) <= tolerated
+        return second if good_enough else self.teacher
 
     def _distil(self) -> None:
         """If the best answers need unrolling, teach them to direct networks, which are faster."""
@@ -403,21 +404,11 @@ class Choice:
         exact = [attempt for attempt in fitted if attempt.score <= _ROUNDING]
         if exact:
             return Combination((exact[0],))
-        average = self._weighted(fitted, _plausibilities([_errors(a) for a in fitted]))
-        stack = self._weighted(fitted, self._stacking_weights(fitted))
+        misses = self._misses(fitted)
+        average = _weighted(fitted, misses, _plausibilities(np.mean(misses**2, axis=(2, 3))))
+        stack = _weighted(fitted, misses, _stacking_weights(misses))
         gain = average.errors - stack.errors
         return stack if gain.mean() > 2 * _standard_error(gain) else average
-
-    def _weighted(self, fitted: Sequence[Attempt], weights: np.ndarray) -> Combination:
-        """The mean of candidates with these weights, and its errors."""
-        weights = np.where(weights < _LEAST_WEIGHT, 0.0, weights)
-        weights /= weights.sum()
-        used = np.flatnonzero(weights)
-        attempts = tuple(fitted[int(i)] for i in used)
-        if len(used) == 1:
-            return Combination(attempts)
-        errors = np.mean(np.tensordot(weights, self._misses(fitted), 1) ** 2, axis=(1, 2))
-        return Combination(attempts, weights[used], errors)
 
     def _misses(self, fitted: Sequence[Attempt]) -> np.ndarray:
         """Errors on the held-out families in own units, `[attempts, families, arms, features]`."""
@@ -426,28 +417,6 @@ class Choice:
         effects = [a.predicted for a in fitted if a.predicted is not None]
         observed = frame.in_own_units(self._observed)
         return np.stack([frame.in_own_units(each, arms) for each in effects]) - observed
-
-    def _stacking_weights(self, fitted: Sequence[Attempt]) -> np.ndarray:
-        """The positive weights, with sum 1, whose mean has the least squared error.
-
-        With few candidates, all subsets can be tried.
-        """
-        misses = self._misses(fitted).reshape(len(fitted), -1)
-        products = misses @ misses.T / misses.shape[1]
-        weights, least = np.zeros(len(fitted)), np.inf
-        for chosen in itertools.product([False, True], repeat=len(fitted)):
-            rows = np.flatnonzero(chosen)
-            if len(rows) == 0:
-                continue
-            inverse = np.linalg.pinv(products[np.ix_(rows, rows)], hermitian=True)
-            own = inverse.sum(axis=1) / max(inverse.sum(), 1e-300)
-            if (own < _LEAST_WEIGHT).any() or abs(own.sum() - 1) > 1e-6:
-                continue
-            tried = np.zeros(len(fitted))
-            tried[rows] = own
-            if tried @ products @ tried < least:
-                weights, least = tried, float(tried @ products @ tried)
-        return weights
 
     def refitted(self, attempt: Attempt) -> Predictor:
         """A candidate refitted to all families; unchanged if refitting fails."""
@@ -498,13 +467,14 @@ class Choice:
             error = spread = np.nan
             note = attempt.note
             if attempt.errors is not None and best.errors is not None:
-                error, spread = float(attempt.errors.mean()), _standard_error(attempt.errors)
+                error, spread = _mean_and_error(attempt.errors)
                 excess = attempt.errors - best.errors
-                note = f"error higher by {_with_error(excess)}"
-                if excess.mean() <= 0:
-                    slow = isinstance(attempt.candidate, Unrolled)
-                    reason = "it is slow" if slow else "it does not improve the stack"
-                    note = f"error lower by {_with_error(-excess)}, but {reason}"
+                word = "higher" if excess.mean() > 0 else "lower"
+                note = f"error {word} by {_with_error(np.sign(excess.mean()) * excess)}"
+                if abs(excess.mean()) <= _ROUNDING:
+                    note = "as good, but not simpler"
+                elif isinstance(attempt.candidate, Unrolled) and not chosen.is_slow:
+                    note += "; unrolling is slow"
             for part, weight in zip(chosen.attempts, chosen.weights, strict=True):
                 if part is attempt:
                     note = "chosen" if alone else f"in the stack, weight {weight:.2f}"
@@ -512,7 +482,7 @@ class Choice:
             if isinstance(attempt.predictor, UnrolledPredictor):
                 model.transition_ = attempt.predictor
         if not alone:
-            error, spread = float(chosen.errors.mean()), _standard_error(chosen.errors)
+            error, spread = _mean_and_error(chosen.errors)
             rows.append(Comparison("stack", error, spread, 0.0, "chosen"))
         if not any(isinstance(attempt.candidate, Trained) for attempt in chosen.attempts):
             model.losses_ = np.empty(0)
@@ -540,21 +510,28 @@ def _finite(effects: np.ndarray) -> np.ndarray:
     return effects
 
 
-def _errors(attempt: Attempt) -> np.ndarray:
-    assert attempt.errors is not None
-    return attempt.errors
+def _weighted(fitted: Sequence[Attempt], misses: np.ndarray, weights: np.ndarray) -> Combination:
+    """The mean of candidates with these weights, without those that hardly count."""
+    weights = np.where(weights < _LEAST_WEIGHT, 0.0, weights)
+    weights /= weights.sum()
+    used = np.flatnonzero(weights)
+    attempts = tuple(fitted[int(i)] for i in used)
+    if len(used) == 1:
+        return Combination(attempts)
+    errors = np.mean(np.tensordot(weights, misses, 1) ** 2, axis=(1, 2))
+    return Combination(attempts, weights[used], errors)
 
 
-def _plausibilities(errors: Sequence[np.ndarray]) -> np.ndarray:
+def _plausibilities(errors: Sequence[np.ndarray] | np.ndarray) -> np.ndarray:
     """How plausible it is that each candidate is the best, with sum 1, from errors `[families]`.
 
     Plausibility falls like a normal density with the distance from the lowest error, in standard
     errors of the difference. It is zero far from the lowest error even if the standard error is
-    large: a few enormous errors must not pass for uncertainty.
+    large, so that a few enormous errors are not mistaken for uncertainty.
 
-    >>> worse = np.array([1.0, 1.2, 1.0, 1.2])  # by 0.1 ± 0.05
+    >>> worse = np.array([1.0, 1.2, 1.0, 1.2])  # by 0.1 ± 0.058
     >>> _plausibilities([np.ones(4), worse]).round(2).tolist()
-    [0.71, 0.29]
+    [0.66, 0.34]
     """
     best = min(errors, key=np.mean)
     weights = np.zeros(len(errors))
@@ -566,9 +543,44 @@ def _plausibilities(errors: Sequence[np.ndarray]) -> np.ndarray:
     return weights / weights.sum()
 
 
+def _stacking_weights(misses: np.ndarray) -> np.ndarray:
+    """The positive weights, with sum 1, whose mean has the least squared error.
+
+    With few candidates, all subsets can be tried.
+
+    Args:
+        misses: Errors on the held-out families, `[candidates, ...]`.
+    """
+    num, flat = len(misses), misses.reshape(len(misses), -1)
+    products = flat @ flat.T / flat.shape[1]
+    weights, least = np.zeros(num), np.inf
+    for chosen in itertools.product([False, True], repeat=num):
+        rows = np.flatnonzero(chosen)
+        if len(rows) == 0:
+            continue
+        inverse = np.linalg.pinv(products[np.ix_(rows, rows)], hermitian=True)
+        own = inverse.sum(axis=1) / max(inverse.sum(), 1e-300)
+        if (own < _LEAST_WEIGHT).any() or abs(own.sum() - 1) > 1e-6:
+            continue
+        tried = np.zeros(num)
+        tried[rows] = own
+        if tried @ products @ tried < least:
+            weights, least = tried, float(tried @ products @ tried)
+    return weights
+
+
 def _standard_error(values: np.ndarray) -> float:
-    return float(values.std() / np.sqrt(len(values)))
+    """Standard error of a mean; infinite for a single value, which shows no spread."""
+    return float(values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else np.inf
+
+
+def _mean_and_error(values: np.ndarray) -> tuple[float, float]:
+    """A mean and its standard error, which is NaN if it is unknown."""
+    error = _standard_error(values)
+    return float(values.mean()), error if np.isfinite(error) else np.nan
 
 
 def _with_error(values: np.ndarray) -> str:
-    return f"{values.mean():.3g} ± {_standard_error(values):.2g}"
+    error = _standard_error(values)
+    shown = f"± {error:.2g}" if np.isfinite(error) else "(standard error unknown)"
+    return f"{values.mean():.3g} {shown}"

@@ -188,8 +188,8 @@ class EffectModel(Estimator):
         rows = [
             {
                 "candidate": row.candidate,
-                "error": None if np.isnan(row.error) else row.error,
-                "standard_error": None if np.isnan(row.standard_error) else row.standard_error,
+                "error": row.error if np.isfinite(row.error) else None,
+                "standard_error": row.standard_error if np.isfinite(row.standard_error) else None,
                 "note": row.note,
             }
             for row in self.comparison_

@@ -230,27 +230,37 @@ def test_a_stack_is_saved_loaded_and_scored(stacked, mixed, tmp_path):
 def test_candidates_that_cannot_be_told_apart_are_averaged():
     """Effects hardly depend on the state, and labels are so noisy that 50 of them cannot show it.
 
-    The weights are those of the errors, so a candidate with a lower error counts more; a stack with
-    the least error would leave out all others.
+    A candidate with a lower error gets a larger weight.
     """
     noisy = pushed_world(
         lambda state, action, noise: action * (1 + 0.1 * np.sin(state[:, 1]) + noise[:, 0]),
         exogenous=lambda num, horizon, rng: rng.standard_normal((num, horizon, 1)),
     )
     branches = collected(noisy, horizon=1, per_step=False)
-    names = ("constant", "ridge", "direct")
-    model = EffectModel(candidates=names, width=8, updates=50).fit(branches)
+    model = EffectModel(candidates=("constant", "ridge", "direct"), **TINY).fit(branches)
     assert model.method_ == "stack"
-    weights = {row.candidate: row.note.rpartition(" ")[2] for row in model.comparison_[:-1]}
-    errors = {row.candidate: row.error for row in model.comparison_[:-1]}
-    used = [name for name in names if weights[name].startswith("0.")]
-    assert len(used) >= 2
-    assert sorted(used, key=errors.get) == sorted(used, key=lambda n: -float(weights[n]))
+    used = [row for row in model.comparison_ if row.note.startswith("in the stack")]
+    assert [row.candidate for row in used] == ["constant", "ridge"]
+    better = np.argmin([row.error for row in used])
+    weights = model.predictor_.weights
+    assert 0.4 < weights[1 - better] < weights[better] < 0.6
 
 
-def errors_of(mean, spread):
-    """Errors of 400 families with this mean, which differ from it by `spread` standard errors."""
-    return mean + 20 * spread * np.tile([1.0, -1.0], 200)
+def test_one_held_out_family_proves_nothing(alike):
+    """The standard error is unknown, so candidates with similar errors count alike."""
+    values = np.array([2.0])
+    assert choice._standard_error(values) == np.inf
+    assert choice._with_error(values) == "2 (standard error unknown)"
+    close, far = np.array([2.4]), np.array([2.6])
+    assert choice._plausibilities([values, close, far]).tolist() == [0.5, 0.5, 0]
+    model = EffectModel(candidates=("ridge", "direct"), **TINY).fit(alike[:4])
+    assert np.isnan([row.standard_error for row in model.comparison_]).all()
+    assert "nan" not in model.summary()
+
+
+def errors_of(mean, standard_error):
+    """Errors of 400 families with this mean, whose standard error is the given one."""
+    return mean + np.sqrt(399) * standard_error * np.tile([1.0, -1.0], 200)
 
 
 @pytest.mark.parametrize(
@@ -259,7 +269,7 @@ def errors_of(mean, spread):
         ([errors_of(1, 0.1)], [1]),
         ([errors_of(1, 0), errors_of(1, 0)], [0.5, 0.5]),
         ([errors_of(1, 0), errors_of(1.1, 0)], [1, 0]),
-        # Higher by one and a half standard errors of the difference, and by six.
+        # Higher by one and a half standard errors of the difference, and by more than six.
         ([errors_of(1.15, 0.1), errors_of(1, 0), errors_of(1.2, 0.03)], [0.378, 0.622, 0]),
         # Higher by one standard error, because of a single family.
         ([errors_of(1, 0), np.r_[np.ones(399), 401.0]], [1, 0]),

@@ -241,7 +241,7 @@ def test_answers_without_unrolling_must_be_about_as_good(
         choice.Attempt(object.__new__(kind), kind.name, predictor=object(), errors=own)
         for kind, own in errors.items()
     ]
-    best = lambda chooser, fitted: choice.Combination((min(fitted, key=lambda a: a.score),))
-    monkeypatch.setattr(choice.Choice, "_combined", best)
+    chooser.teacher = choice.Combination((chooser.attempts[0],))
+    monkeypatch.setattr(choice.Choice, "_combined", lambda self, fast: choice.Combination((*fast,)))
     [taken] = chooser._fast_enough().attempts
     assert taken.name == method
