@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 
 from cqm.branches.simulate import Block, Plan, simulate_blocks
 from cqm.display import counted
@@ -13,7 +13,7 @@ _RETRIES = 3
 
 def simulate_on_cluster(
     plan: Plan, indices: Sequence[int], address: str, advance: Advance
-) -> Iterator[tuple[int, list[Block]]]:
+) -> Generator[tuple[int, list[Block]], None, None]:
     """Simulate shards in the order in which they finish.
 
     A task whose node dies or whose code raises is retried a few times. A shard that keeps failing

@@ -6,6 +6,7 @@ neither on the number of workers or machines nor on interruptions.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import textwrap
 import warnings
@@ -87,8 +88,9 @@ def collect(
         seed: Random seed for the collection.
         out: Directory to stream to; rerun with the same directory to resume an interrupted
             collection. Without a directory the branches stay in memory.
-        threads: Number of threads to simulate on; all cores by default. Worlds that run Python code
-            for every state use as many processes instead, if that is worth their start.
+        threads: Number of threads to simulate on; one per core by default. Worlds that run Python
+            code for every state use as many processes instead, if the collection is long enough to
+            justify starting them.
         cluster: Address of a Ray cluster to simulate on instead, or `auto`.
         show_progress: None shows a bar on a terminal and nothing elsewhere; True also prints plain
             lines elsewhere; False shows nothing.
@@ -119,12 +121,12 @@ def collect(
     if directory is None:
         memory, indices = [], range(plan.num_shards)
         with progress(what, states, unit="states", show=show_progress) as advance:
-            for _, blocks in simulate_locally(
-                plan, indices, threads, blocks_per_task, advance, show_progress
-            ):
-                arrays = concatenate([block.arrays for block in blocks])
-                memory.append(shards.MemoryShard(arrays, dropped(blocks)))
-                error = error or first_error(blocks)
+            local = (threads, blocks_per_task, advance, show_progress)
+            with contextlib.closing(simulate_locally(plan, indices, *local)) as simulated:
+                for _, blocks in simulated:
+                    arrays = concatenate([block.arrays for block in blocks])
+                    memory.append(shards.MemoryShard(arrays, dropped(blocks)))
+                    error = error or first_error(blocks)
         return _warned(Branches(plan.manifest(None), memory, mixing=world.mixing), error)
 
     plan = _as_stored(directory, plan)
@@ -136,16 +138,17 @@ def collect(
         num = counted(plan.num_shards, "shard")
         say(f"Resuming: {complete} of {num} complete", show_progress)
     with progress(what, planned, unit="states", show=show_progress) as advance:
-        if cluster is None:
-            simulated = simulate_locally(
-                plan, missing, threads, blocks_per_task, advance, show_progress
-            )
-        else:
-            simulated = simulate_on_cluster(plan, missing, cluster, advance)
-        for index, blocks in simulated:
-            error = error or first_error(blocks)
-            batches = [block.arrays for block in blocks]
-            shards.write_shard(directory, index, digest, batches, dropped(blocks))
+        local = (threads, blocks_per_task, advance, show_progress)
+        simulated = (
+            simulate_locally(plan, missing, *local)
+            if cluster is None
+            else simulate_on_cluster(plan, missing, cluster, advance)
+        )
+        with contextlib.closing(simulated):
+            for index, blocks in simulated:
+                error = error or first_error(blocks)
+                batches = [block.arrays for block in blocks]
+                shards.write_shard(directory, index, digest, batches, dropped(blocks))
     return _warned(Branches.open(directory), error)
 
 

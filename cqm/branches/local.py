@@ -13,19 +13,23 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 
 from cqm.branches.simulate import Block, Plan, simulate_blocks
 from cqm.progress import Advance, say
 
-_WORTH_PROCESSES = 8.0  # expected seconds of simulation from which worker processes pay off
-_SLOW = 0.5  # a block that takes longer, in seconds, is not made of a few vectorised operations
+_WORTH_PROCESSES = 8.0  # processes pay off if simulation on one core would take longer, in seconds
+_SLOW = (
+    0.5  # worlds whose blocks take longer, in seconds, are assumed to run Python for every state
+)
 _AHEAD = 8  # tasks per worker that are simulated ahead of the consumer
+
+Task = tuple[int, range]  # a shard and some of its blocks
 
 
 def available_cores() -> list[int]:
@@ -42,8 +46,10 @@ def simulate_locally(
     blocks_per_task: int,
     advance: Advance,
     show_progress: bool | None = None,
-) -> Iterator[tuple[int, list[Block]]]:
+) -> Generator[tuple[int, list[Block]], None, None]:
     """Simulate shards in order, at most a few blocks ahead of the consumer.
+
+    Close the iterator, unless it is exhausted, to end the workers.
 
     Args:
         plan: What to simulate.
@@ -53,48 +59,76 @@ def simulate_locally(
         advance: Called with the number of states that have been simulated.
         show_progress: See `cqm.progress.progress`.
     """
-    tasks = (
-        (index, plan.blocks(index)[start : start + blocks_per_task])
-        for index in indices
-        for start in range(0, len(plan.blocks(index)), blocks_per_task)
-    )
-    num_blocks = sum(len(plan.blocks(index)) for index in indices)
+    tasks = _Tasks(plan, indices, blocks_per_task)
     workers = len(available_cores()) if workers is None else workers
-    waiting: deque[tuple[tuple[int, range], Future[list[Block]]]] = deque()
+    waiting: deque[tuple[Task, Future[list[Block]]]] = deque()
     pool: Executor | None = None
-    simulate_fn: Callable[..., list[Block]] = _simulate_received
-    in_python = plan.world.native.runs_python
-    if workers > 1 and in_python is not False and (task := next(tasks, None)) is not None:
-        # The first task shows how long the others will take.
-        started = time.monotonic()
-        waiting.append((task, _done(simulate_blocks(plan, task[1]))))
-        seconds = (time.monotonic() - started) / len(task[1])
-        in_python = in_python or seconds > _SLOW
-        if in_python and seconds * (num_blocks - len(task[1])) > _WORTH_PROCESSES:
-            pool = _processes(plan, workers, show_progress)
+    runs_python = plan.world.native.runs_python
+    if workers > 1 and runs_python is not False:
+        for _ in range(2):  # the first block may compile something
+            seconds = 0.0
+            if (task := tasks.next(1)) is not None:
+                started = time.monotonic()
+                waiting.append((task, _done(simulate_blocks(plan, task[1]))))
+                seconds = time.monotonic() - started
+            if runs_python or seconds <= _SLOW:
+                break
+        expected = seconds * tasks.num_left
+        if (runs_python or seconds > _SLOW) and expected > _WORTH_PROCESSES:
+            pool = _processes(plan, min(workers, tasks.num_left), show_progress)
+    simulate_fn: Callable[[range], list[Block]] = _simulate_received
     if pool is None:
-        pool = ThreadPoolExecutor(1 if in_python else workers)
+        pool = ThreadPoolExecutor(1 if runs_python else workers)
         simulate_fn = lambda blocks: simulate_blocks(plan, blocks)
     done: list[Block] = []
+    finished = False
     try:
         while True:
-            while len(waiting) < _AHEAD * workers and (task := next(tasks, None)):
+            while len(waiting) < _AHEAD * workers and (task := tasks.next()) is not None:
                 waiting.append((task, pool.submit(simulate_fn, task[1])))
             if not waiting:
                 break
-            (index, blocks), future = waiting.popleft()
+            (index, blocks), future = waiting[0]
             done += future.result()
+            waiting.popleft()
             advance(plan.num_states(blocks))
             if blocks[-1] == plan.blocks(index)[-1]:
                 yield index, done
                 done = []
+        finished = True
     except BrokenProcessPool as error:
         raise RuntimeError(
             f"a worker process ended while it simulated {plan.world.name!r}, perhaps for lack of "
             "memory; rerun with threads=1 to simulate in this process"
         ) from error
     finally:
-        _end(pool, waiting)
+        if isinstance(pool, ThreadPoolExecutor):
+            pool.shutdown(wait=True, cancel_futures=True)
+        else:
+            pool.shutdown(wait=True, kill_workers=not finished)  # type: ignore[call-arg]
+
+
+class _Tasks:
+    """The blocks to simulate, a few at a time, never from two shards at once."""
+
+    def __init__(self, plan: Plan, indices: Sequence[int], size: int):
+        self._blocks = deque((index, plan.blocks(index)) for index in indices)
+        self._size = size
+
+    @property
+    def num_left(self) -> int:
+        """Number of blocks that have not been taken."""
+        return sum(len(blocks) for _, blocks in self._blocks)
+
+    def next(self, size: int | None = None) -> Task | None:
+        """The next blocks; None if there are none left."""
+        if not self._blocks:
+            return None
+        size = self._size if size is None else size
+        index, blocks = self._blocks.popleft()
+        if len(blocks) > size:
+            self._blocks.appendleft((index, blocks[size:]))
+        return index, blocks[:size]
 
 
 def _done(blocks: list[Block]) -> Future[list[Block]]:
@@ -104,37 +138,43 @@ def _done(blocks: list[Block]) -> Future[list[Block]]:
 
 
 def _processes(plan: Plan, num: int, show_progress: bool | None) -> Executor | None:
-    """Worker processes that have received the plan; None if its world cannot be sent to them."""
+    """Worker processes that have received the plan; None if they cannot carry it out."""
     import loky
 
-    pool = loky.ProcessPoolExecutor(num, initializer=_receive, initargs=(plan, os.getpid()))
+    pool = None
     try:
-        pool.submit(_try_world).result()
-    except Exception as error:  # a user's world may fail to travel in any way
-        pool.shutdown(kill_workers=True)
-        say(
-            f"Simulating on one core: other processes cannot load the world ({error})",
-            show_progress,
-        )
+        pool = loky.ProcessPoolExecutor(num, initializer=_receive, initargs=(plan, os.getpid()))
+        if not _same(pool.submit(_simulate_one, None).result(), _simulate_one(plan)):
+            raise ValueError("it does not give the same results there")
+    except BaseException as error:
+        if pool is not None:
+            pool.shutdown(kill_workers=True)
+        if not isinstance(error, Exception):
+            raise
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        say(f"The world or its policy cannot be used in another process: {reason}", show_progress)
         return None
     return pool
 
 
-def _end(pool: Executor, waiting: Sequence[Any]) -> None:
-    """Shut down a pool; what is still waiting, after an error or an interrupt, is given up."""
-    for _, future in waiting:
-        future.cancel()
-    if isinstance(pool, ThreadPoolExecutor) or not waiting:
-        pool.shutdown(wait=True)
-    else:
-        pool.shutdown(wait=True, kill_workers=True)  # type: ignore[call-arg]
+def _simulate_one(plan: Plan | None) -> Block:
+    """One state of a plan; in a worker process, of the plan that it has received."""
+    plan = _received if plan is None else plan
+    [block] = simulate_blocks(replace(plan, recipe=replace(plan.recipe, states=1)), [0])
+    return block
+
+
+def _same(one: Block, other: Block) -> bool:
+    if (one.dropped, one.error, set(one.arrays)) != (other.dropped, other.error, set(other.arrays)):
+        return False
+    return all(np.array_equal(one.arrays[k], other.arrays[k], equal_nan=True) for k in one.arrays)
 
 
 _received: Plan  # in a worker process
 
 
 def _receive(plan: Plan, parent: int) -> None:
-    """Prepare a worker process that ends with its parent, to which interrupts are left."""
+    """Set up a worker: ignore interrupts, which the parent handles, and exit when it does."""
     global _received
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
@@ -142,15 +182,16 @@ def _receive(plan: Plan, parent: int) -> None:
 
 
 def _end_with(parent: int) -> None:
-    while os.getppid() == parent:  # that of an orphan is another one
+    while os.getppid() == parent:  # an orphan gets a new parent
         time.sleep(1)
     os._exit(1)
 
 
-def _try_world() -> None:
-    """Raise an exception if the world does not work in this process."""
-    _received.world.reset(1, np.random.default_rng(0))
-
-
 def _simulate_received(blocks: Sequence[int]) -> list[Block]:
-    return simulate_blocks(_received, blocks)
+    try:
+        return simulate_blocks(_received, blocks)
+    except Exception as error:
+        if type(error).__module__ == "builtins":
+            raise
+        # An exception of the world's own may not survive the way to the parent.
+        raise RuntimeError(f"{type(error).__name__}: {error}") from None

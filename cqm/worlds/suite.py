@@ -199,6 +199,8 @@ class TaskWorld(World):
                 errors.append(problem)
             elif not np.isfinite(features[i]).all():
                 status[i] = Status.NOT_FINITE
+            if status[i] != Status.OK:
+                features[i] = np.nan  # MuJoCo goes on from the initial pose after a divergence
             if final:
                 after.append(self._capture(environment, features[i, -1]))
         return Rollout(features, status, stack(after) if final else {}, next(iter(errors), ""))
@@ -254,7 +256,7 @@ def _model_without_views(name: str) -> mujoco.MjModel:
 def _remember_names(environment: Environment) -> None:
     """Let the arrays that a task indexes by name look up each name only once.
 
-    Most tasks spend more time on looking up names than on physics.
+    Most tasks spend more time looking up names than simulating.
     """
     from dm_control.mujoco.index import FieldIndexer
 
@@ -267,31 +269,41 @@ def _remember_names(environment: Environment) -> None:
             self._known: dict[Any, Any] = {}
 
         def _convert_key(self, key: Any) -> Any:
-            try:
-                return self._known[frozen := _frozen(key)]
-            except KeyError:
-                self._known[frozen] = found = super()._convert_key(key)
-                return found
-            except TypeError:  # a slice or an array
+            frozen = _names_in(key)
+            if frozen is None:
                 return super()._convert_key(key)
+            if frozen not in self._known:
+                self._known[frozen] = super()._convert_key(key)
+            return self._known[frozen]
 
     for struct in (environment.physics.named.data, environment.physics.named.model):
         for name, indexer in struct._asdict().items():
             setattr(type(struct), name, Remembering(indexer))  # each struct has a class of its own
 
 
-def _frozen(key: Any) -> Any:
-    """An index that can be looked up; a list means something else than a tuple."""
-    if isinstance(key, list):
+def _names_in(key: Any) -> Any:
+    """A hashable form of an index by names; None for any other index.
+
+    Lists and tuples stay distinct, because NumPy treats them differently.
+
+    >>> _names_in("hip"), _names_in(["hip", "knee"]), _names_in(("hip", ["x", "z"])), _names_in(1)
+    ('hip', (<class 'list'>, 'hip', 'knee'), ('hip', (<class 'list'>, 'x', 'z')), None)
+    """
+    if type(key) is str:
+        return key
+    if type(key) is list and key and all(type(name) is str for name in key):
         return (list, *key)
-    return tuple(map(_frozen, key)) if isinstance(key, tuple) else key
+    if type(key) is tuple:
+        parts = tuple(_names_in(part) for part in key)
+        return None if None in parts else parts
+    return None
 
 
 def _advance_fn(environment: Environment) -> Callable[[], None]:
     """A function that takes one control step.
 
-    It does what `Physics.step` does, except for looking for MuJoCo's warnings after every step,
-    which would take as long as the physics of a small model.
+    It does what `Physics.step` does, but does not check MuJoCo's warnings after every step, which
+    would take as long as the physics of a small model.
     """
     physics, num = environment.physics, environment._n_sub_steps
     model, data = physics.model.ptr, physics.data.ptr

@@ -129,7 +129,7 @@ def test_bytes_do_not_depend_on_the_process(tmp_path, small_shards):
     code = """
 import sys
 import cqm
-from cqm.branches import collect as collection, local
+from cqm.branches import collect as collection
 from cqm.branches.collect import DroppedWarning
 from cqm.branches.simulate import stream
 collection.SHARD_BYTES = 0
@@ -171,7 +171,7 @@ KILLER = """
 import json, os, random, signal, sys, time
 from pathlib import Path
 import cqm
-from cqm.branches import collect as collection, local
+from cqm.branches import collect as collection
 from cqm.branches.collect import DroppedWarning
 from cqm.branches.simulate import stream
 
@@ -249,7 +249,7 @@ import itertools, os, signal, sys
 from pathlib import Path
 import numpy as np
 import cqm
-from cqm.branches import collect as collection, local
+from cqm.branches import collect as collection
 from cqm.branches.collect import DroppedWarning
 from cqm.branches.simulate import stream
 from cqm.worlds.function import FunctionWorld

@@ -17,7 +17,7 @@ from cqm.branches.recipe import BLOCK, Continuation, Recipe
 from cqm.branches.simulate import simulate_blocks
 from cqm.worlds.function import FunctionWorld
 
-SETTINGS = {"states": 2 * BLOCK + 20, "horizon": 2, "warmup": (0, 2), "seed": 3}
+SETTINGS = {"states": 4 * BLOCK + 20, "horizon": 2, "warmup": (0, 2), "seed": 3}
 
 
 def plane_world(step=lambda x, u, e: 0.9 * x + u, **changes):
@@ -97,6 +97,26 @@ def test_compiled_worlds_use_threads_without_waiting_for_the_first_block(eager, 
     assert pools == [("threads", 2)]
 
 
+def test_no_more_processes_are_started_than_there_is_work(eager, pools):
+    cqm.collect("CartPole-v1", threads=64, **{**SETTINGS, "states": 3 * BLOCK})
+    assert pools == [("processes", 2)]  # the first block is simulated here
+
+
+def test_a_step_that_compiles_first_is_not_slow(monkeypatch, pools):
+    monkeypatch.setattr(local, "_WORTH_PROCESSES", 0.0)
+    monkeypatch.setattr(local, "_SLOW", 0.2)
+    called = []
+
+    def step(x, u, e):
+        if not called:
+            time.sleep(0.3)
+        called.append(True)
+        return 0.9 * x + u
+
+    cqm.collect(plane_world(step), threads=2, **SETTINGS)
+    assert pools == [("threads", 2)]
+
+
 def test_a_world_that_cannot_be_sent_is_simulated_here(eager, pools, capsys):
     lock = threading.Lock()
 
@@ -104,66 +124,134 @@ def test_a_world_that_cannot_be_sent_is_simulated_here(eager, pools, capsys):
         with lock:
             return 0.9 * x + u
 
-    world = plane_world(step)
-    branches = cqm.collect(world, threads=2, show_progress=True, **SETTINGS)
-    assert pools == [("none", 2), ("threads", 1)]
+    branches = cqm.collect(plane_world(step), threads=2, show_progress=True, **SETTINGS)
+    assert pools == [("none", 2), ("threads", 2)]
     expected = cqm.collect(plane_world(), threads=1, **SETTINGS)
     np.testing.assert_array_equal(branches.outcomes, expected.outcomes)
-    said = capsys.readouterr().err
-    assert "Simulating on one core: other processes cannot load the world" in said
+    said = "The world or its policy cannot be used in another process: "
+    assert said in capsys.readouterr().err
 
 
-def test_a_world_that_fails_in_another_process_is_simulated_here(eager, pools):
-    """Such as an environment that only the user's script has registered."""
+def fails_elsewhere(kind, message):
     here = os.getpid()
 
-    def initial(num, rng):
+    def fail(*arguments):
         if os.getpid() != here:
-            raise LookupError("not registered")
+            raise kind(message)
+
+    return fail
+
+
+def test_worlds_and_policies_that_fail_in_another_process_are_simulated_here(eager, pools):
+    """Such as an environment that only the user's script has registered."""
+    fail = fails_elsewhere(LookupError, "not registered")
+
+    def initial(num, rng):
+        fail()
         return rng.standard_normal((num, 1))
 
-    cqm.collect(plane_world(initial=initial), threads=2, **SETTINGS)
-    assert pools == [("none", 2), ("threads", 1)]
+    def step(x, u, e):
+        fail()
+        return 0.9 * x + u
+
+    def act(observations, uniforms):
+        fail()
+        return np.zeros(len(uniforms), int)
+
+    for world, continuation in (
+        (plane_world(initial=initial), "uniform"),
+        (plane_world(step), "uniform"),
+        (plane_world(), cqm.Policy("mine", act)),
+    ):
+        branches = cqm.collect(world, threads=2, continuation=continuation, **SETTINGS)
+        assert len(branches) == SETTINGS["states"]
+    assert pools == [("none", 2), ("threads", 2)] * 3
 
 
-def test_an_error_of_the_world_is_the_same_in_a_process(eager):
+def failing_later(kind, *arguments):
+    """An initial sampler that works for one state, and fails for a block in another process."""
     here = os.getpid()
 
     def initial(num, rng):
         if os.getpid() != here and num > 1:
-            raise ZeroDivisionError("a defect")
+            raise kind(*arguments)
         return rng.standard_normal((num, 1))
 
+    return initial
+
+
+def test_an_error_of_the_world_is_the_same_in_a_process(eager, capfd):
+    """Also with more tasks waiting than the processes can take."""
+    world = plane_world(initial=failing_later(ZeroDivisionError, "a defect"))
     with pytest.raises(ZeroDivisionError, match="a defect"):
-        cqm.collect(plane_world(initial=initial), threads=2, **SETTINGS)
+        cqm.collect(world, threads=2, **{**SETTINGS, "states": 30 * BLOCK})
+    assert capfd.readouterr() == ("", "")
+
+
+def test_an_exception_of_the_worlds_own_keeps_its_message(eager):
+    class OddError(Exception):
+        def __init__(self, code, what):
+            super().__init__(f"{what} ({code})")
+
+    world = plane_world(initial=failing_later(OddError, 7, "the real reason"))
+    with pytest.raises(RuntimeError, match=r"OddError: the real reason \(7\)"):
+        cqm.collect(world, threads=2, **SETTINGS)
 
 
 def test_the_end_of_a_process_is_explained(eager):
     here = os.getpid()
 
-    def step(x, u, e):
-        if os.getpid() != here and len(x) > 1:
+    def initial(num, rng):
+        if os.getpid() != here and num > 1:
             os._exit(1)
-        return 0.9 * x + u
+        return rng.standard_normal((num, 1))
 
     with pytest.raises(RuntimeError, match="a worker process ended while it simulated 'plane'"):
-        cqm.collect(plane_world(step), threads=2, **SETTINGS)
+        cqm.collect(plane_world(initial=initial), threads=2, **SETTINGS)
 
 
-def test_shards_come_in_order_and_an_abandoned_simulation_ends(eager, monkeypatch):
+def test_shards_come_in_order_and_an_abandoned_simulation_ends(eager, monkeypatch, pools):
     monkeypatch.setattr(collection, "SHARD_BYTES", 0)  # one block per shard
-    recipe = Recipe(4 * BLOCK, 2, 0.95, 1, None, (0, 0), Continuation.of("uniform"), False, 0)
+    recipe = Recipe(8 * BLOCK, 2, 0.95, 1, None, (0, 0), Continuation.of("uniform"), False, 0)
     plan = plan_collection(cqm.load_world("pendulum-swingup"), recipe)
     done = []
     shards = local.simulate_locally(plan, range(plan.num_shards), 2, 1, done.append)
-    index, blocks = next(shards)
-    assert index == 0
-    [block], [expected] = blocks, simulate_blocks(plan, [0])
-    for name, values in expected.arrays.items():
-        np.testing.assert_array_equal(block.arrays[name], values)
-    assert next(shards)[0] == 1
+    for number in range(2):
+        index, [block] = next(shards)
+        [expected] = simulate_blocks(plan, [number])
+        assert index == number
+        for name, values in expected.arrays.items():
+            np.testing.assert_array_equal(block.arrays[name], values)
+    assert pools == [("processes", 2)]
     assert done == [BLOCK, BLOCK]
+    children = _children()
+    assert len(children) >= 2
     shards.close()
+    _within(20, lambda: not any(map(_is_running, children)))
+
+
+def test_a_failing_consumer_ends_the_processes(eager, tmp_path, monkeypatch):
+    monkeypatch.setattr(collection, "SHARD_BYTES", 0)
+    seen = []
+
+    def full(*arguments):
+        seen.extend(_children())
+        raise OSError("no space left")
+
+    monkeypatch.setattr(collection.shards, "write_shard", full)
+    with pytest.raises(OSError, match="no space left"):
+        cqm.collect("pendulum-swingup", out=tmp_path, threads=2, **SETTINGS)
+    assert len(seen) >= 2
+    _within(20, lambda: not any(map(_is_running, seen)))
+
+
+def _children():
+    """Worker processes of this process."""
+    found = subprocess.run(
+        ["ps", "--ppid", str(os.getpid()), "-o", "pid=,args="], capture_output=True
+    )
+    lines = found.stdout.decode().splitlines()
+    return [line.split()[0] for line in lines if "loky.backend.popen" in line]
 
 
 KILLED = """
@@ -211,12 +299,17 @@ def _within(seconds, condition):
 def test_processes_end_with_the_one_that_started_them(sent, tmp_path):
     notes = tmp_path / "notes"
     run = subprocess.Popen(
-        [sys.executable, "-c", KILLED, notes], stderr=subprocess.DEVNULL, start_new_session=True
+        [sys.executable, "-c", KILLED, notes],
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
     try:
         _within(120, lambda: notes.exists() and len(set(notes.read_text().split())) == 2)
-        os.kill(run.pid, sent)
-        run.wait(60)
+        # A terminal interrupts all processes of a command.
+        (os.killpg if sent == signal.SIGINT else os.kill)(run.pid, sent)
+        said = run.communicate(timeout=60)[1]
+        assert said.count("Traceback") == (sent == signal.SIGINT)
         workers = set(notes.read_text().split())
         _within(60, lambda: not any(map(_is_running, workers)))
     finally:

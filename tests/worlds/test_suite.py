@@ -423,3 +423,36 @@ def test_the_identity_of_a_native_task_matches_stored_sets():
         "candidate_actions",
         "versions",
     ]
+
+
+def test_remembered_names_mean_what_they_mean_in_dm_control():
+    """Indices that look alike must not be mistaken for each other."""
+    plain = suite.load("finger", "spin", task_kwargs={"random": 0})
+    world = TaskWorld("finger-spin")
+    ours = world._environment.get()
+    keys = [
+        "distal",
+        ["distal", "proximal"],
+        ("distal", "z"),
+        ("distal", ["x", "z"]),
+        (["distal", "proximal"], "z"),
+        1,
+        True,
+        [1, 0, 1],
+        [True, False, True, False],
+        (1, 2),
+        slice(1, 3),
+        np.array([2, 0]),
+    ]
+    for environment in (plain, ours):
+        positions = environment.physics.named.data.xpos
+        assert positions.shape == (4, 3)
+        positions[:] = np.arange(12.0).reshape(4, 3)
+    for _ in range(2):  # the second time, they are remembered
+        for key in keys:
+            expected = plain.physics.named.data.xpos[key]
+            np.testing.assert_array_equal(ours.physics.named.data.xpos[key], expected)
+    for key in ("nobody", ("distal", "w"), 1.0):
+        for environment in (plain, ours):
+            with pytest.raises((KeyError, IndexError)):
+                environment.physics.named.data.xpos[key]
