@@ -21,7 +21,7 @@ def write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def answer_of(python: Path, code: str, *arguments: Any, cores: Collection[int] = ()) -> Any:
-    """Run code with another interpreter; returns the JSON value that it prints last.
+    """Run code in another interpreter and return the JSON value on its last line of output.
 
     Args:
         python: The interpreter, in an environment with its own version of this library.

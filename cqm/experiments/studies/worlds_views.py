@@ -13,8 +13,8 @@ TITLES = {"paper": "Paper's", "default": "Default"}
 
 
 def tables(results: Results) -> list[Table]:
-    """The table of errors, with one line per world and number of training states."""
-    return [_errors(results)] if results.worlds else []
+    """Tables of errors, with one line per world and number of training states."""
+    return [_errors(results), _pooled(results)] if results.worlds else []
 
 
 def verdict(results: Results) -> str:
@@ -85,6 +85,37 @@ def _errors(results: Results) -> Table:
         "of 5% of the best error, two standard errors and 0.001. Seconds: processor time of the "
         "default's fit, comparison included.",
         notes=(verdict(results),),
+    )
+
+
+def _pooled(results: Results) -> Table:
+    groups: dict[str, list[CellRow]] = {}
+    for (world, states), rows in _cases(results).items():
+        default, best = next(row for row in rows if row["candidate"] == "default"), _best(rows)
+        group = groups.setdefault(world, [])
+        errors = (
+            Cell(with_interval(row[kind], row[f"{kind}_se"]), row[kind])
+            for kind in ("own_error", "pooled_error")
+            for row in (default, best)
+        )
+        name = TITLES.get(best["candidate"], best["candidate"].capitalize())
+        label = Cell("" if group else world)
+        group.append((label, Cell(f"{states:,}", states), Cell(name), *errors))
+    return Table(
+        name="worlds-pooled",
+        title="The same errors, pooled over features",
+        caption="Excess error of the default model and of the best single model: each feature in "
+        "its own unit, and all features pooled in their original units.",
+        header=(
+            *("World", "States", "Best single model"),
+            *("Default, own units", "Best, own units", "Default, pooled", "Best, pooled"),
+        ),
+        groups=tuple(map(tuple, groups.values())),
+        records=tuple(results.worlds),
+        num_labels=1,
+        section="worlds",
+        legend="± is the standard error over test states. The best single model is the one with "
+        "the lowest error in own units. Pooled errors are dominated by features with large values.",
     )
 
 
