@@ -16,7 +16,7 @@ def rows():
 
 
 def test_a_line_per_world_and_size(rows):
-    (table,) = worlds_views.tables(Results({}, [], worlds=rows))
+    table, _ = worlds_views.tables(Results({}, [], worlds=rows))
     assert table.header == (
         *("World", "States", "Noise floor", "Constant", "Ridge", "Direct", "Unrolled"),
         *("Paper's", "Default", "Chosen", "Above the best", "Seconds"),
@@ -31,6 +31,22 @@ def test_a_line_per_world_and_size(rows):
     assert lines[2][-3:] == ["ridge", "0.1000 ± 0.0100", "12"]
     bold = [[cell.text for cell in row if cell.bold] for row in table.rows]
     assert bold == [["0.2000"], ["0.1000"], ["0.1000", "0.1000 ± 0.0100"]]
+
+
+def test_pooled_errors_stand_beside_those_in_own_units(rows):
+    for row in rows:
+        row["pooled_error"], row["pooled_error_se"] = 2 * row["own_error"], 0.02
+        row["own_error_se"] = 0.01
+    _, table = worlds_views.tables(Results({}, [], worlds=rows))
+    assert table.header[2:] == (
+        *("Best single model", "Default, own units", "Best, own units"),
+        *("Default, pooled", "Best, pooled"),
+    )
+    lines = [[cell.text for cell in row] for row in table.rows]
+    assert lines[2] == [
+        *("random-100", "5,000", "Unrolled", "0.2000 ± 0.0100", "0.1000 ± 0.0100"),
+        *("0.4000 ± 0.0200", "0.2000 ± 0.0200"),
+    ]
 
 
 def test_the_verdict_counts_cases(rows):
