@@ -11,7 +11,8 @@ from support.logs import arrays
 
 import cqm
 from cqm import storage
-from cqm.logs.dataset import ARRAYS, CONFIG, Logs
+from cqm.logs.dataset import Logs
+from cqm.logs.files import ARRAYS, CONFIG
 from cqm.storage import DamagedFileError
 
 
