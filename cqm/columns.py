@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 from cqm.display import counted
+from cqm.names import shortened
 from cqm.tables import Table, is_number
 
 MAX_CATEGORIES = 100
@@ -68,6 +69,15 @@ class Column:
 def observation_names(columns: Iterable[Column]) -> tuple[str, ...]:
     """Names of the observations that columns become."""
     return tuple(name for column in columns for name in column.observation_names)
+
+
+def check_columns(columns: Sequence[Column], names: Sequence[str]) -> None:
+    """Raise unless columns become the observations with these names; there may be no columns."""
+    if columns and observation_names(columns) != tuple(names):
+        raise ValueError(
+            f"the columns become the observations {shortened(observation_names(columns))}; got the "
+            f"names {shortened(names)}"
+        )
 
 
 def learn_columns(
@@ -143,6 +153,5 @@ def _refuse_missing(table: Table, name: str, missing: np.ndarray) -> None:
     if missing.any():
         raise ValueError(
             f"column {name!r} of {table.source} lacks {counted(int(missing.sum()), 'value')}, in "
-            f"{table.where(np.flatnonzero(missing))}; the logs had all its values, so none may be "
-            "missing"
+            f"{table.where(np.flatnonzero(missing))}; fill them in, or leave these rows out"
         )

@@ -10,11 +10,11 @@ import csv
 import io
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Real
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeAlias
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from cqm.names import unknown
 
 MISSING = frozenset({"", "NA", "N/A", "NaN", "nan", "null", "NULL"})  # cells without a value
 DELIMITERS = (",", ";", "\t", "|")
+Wanted: TypeAlias = Iterable[str] | Callable[[Sequence[str]], Iterable[str]] | None
 _BLOCK = 500  # rows that are held as text at a time: few enough not to start garbage collections
 _SHOWN_ROWS = 3  # row numbers in a message
 
@@ -48,7 +49,7 @@ class Table:
 
     def __getitem__(self, name: str) -> np.ndarray:
         if name not in self.columns:
-            raise unknown(f"column of {self.source}", name, self.names)
+            raise _no_column(self.source, name, self.names)
         return self.columns[name]
 
     def take(self, rows: np.ndarray) -> Table:
@@ -94,6 +95,10 @@ class Table:
         index[None] = -1
         return found, np.fromiter(map(index.__getitem__, values.tolist()), int, len(values))[places]
 
+    def texts(self, name: str) -> list[str]:
+        """A column as texts; missing values are empty."""
+        return ["" if text is None else text for text in _labels(self[name])]
+
     def where(self, positions: Sequence[int] | np.ndarray) -> str:
         """Rows at these positions, in words: the first few, and how many more there are.
 
@@ -127,7 +132,7 @@ def is_number(text: str) -> bool:
     return True
 
 
-def as_table(frame: Any, source: str = "the table", wanted: Iterable[str] | None = None) -> Table:
+def as_table(frame: Any, source: str = "the table", wanted: Wanted = None) -> Table:
     """A table from pandas, Polars or PyArrow, or a dictionary of columns.
 
     Args:
@@ -174,7 +179,7 @@ def column_names(frame: Any) -> list[str] | None:
 
 def read_table(
     path: str | Path,
-    wanted: Iterable[str] | None = None,
+    wanted: Wanted = None,
     *,
     delimiter: str | None = None,
     encoding: str = "utf-8",
@@ -183,7 +188,7 @@ def read_table(
 
     Args:
         path: A file ending in `.csv`, `.tsv`, `.txt` or `.parquet`.
-        wanted: Columns to read; all by default.
+        wanted: Columns to read, or a function that chooses them from all names; all by default.
         delimiter: See `read_csv`.
         encoding: See `read_csv`.
     """
@@ -195,7 +200,7 @@ def read_table(
     return read_csv(path, wanted, delimiter=delimiter, encoding=encoding)
 
 
-def read_parquet(path: str | Path, wanted: Iterable[str] | None = None) -> Table:
+def read_parquet(path: str | Path, wanted: Wanted = None) -> Table:
     """Read columns of a Parquet file; all by default."""
     path = checked_path("path", path)
     with _opened(path) as file:
@@ -216,7 +221,7 @@ def read_parquet(path: str | Path, wanted: Iterable[str] | None = None) -> Table
 
 def read_csv(
     path: str | Path,
-    wanted: Iterable[str] | None = None,
+    wanted: Wanted = None,
     *,
     delimiter: str | None = None,
     encoding: str = "utf-8",
@@ -315,12 +320,18 @@ def _check_header(source: str, names: Sequence[str]) -> None:
         raise ValueError(f"{source} has more than one column {twice!r}; rename one of them")
 
 
-def _checked_wanted(source: str, names: Sequence[str], wanted: Iterable[str] | None) -> list[str]:
-    chosen = [name for name in names if name] if wanted is None else list(dict.fromkeys(wanted))
+def _checked_wanted(source: str, names: Sequence[str], wanted: Wanted) -> list[str]:
+    if wanted is None:
+        return [name for name in names if name]
+    chosen = list(dict.fromkeys(wanted(names) if callable(wanted) else wanted))
     for name in chosen:
         if name not in names:
-            raise unknown(f"column of {source}", name, names)
+            raise _no_column(source, name, names)
     return chosen
+
+
+def _no_column(source: str, name: str, names: Sequence[str]) -> ValueError:
+    return ValueError(f"{source}: {unknown('column', name, names)}")
 
 
 def _check_lengths(path: Path, block: Sequence[Sequence[str]], rows: np.ndarray, num: int) -> None:

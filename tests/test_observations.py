@@ -36,7 +36,11 @@ def test_whole_numbers_are_numbers(tmp_path):
         ("o.csv", "1,2\n1\n", "must have 2 columns; state 1 has 1"),
         ("o.csv", "1,2\n1,x\n", "must contain numbers; state 1: could not convert"),
         ("o.csv", "1,2\n1,nan\n", "got nan for speed of state 1, and 0 more such values"),
-        ("o.csv", "angle,speeds\n1,2\n", "must be angle, speed; got angle, speeds; missing: speed"),
+        (
+            "o.csv",
+            "angle,speeds\n1,2\n",
+            r"o\.csv: unknown column 'speed'; did you mean \['speeds'\]\? available: \['angle'",
+        ),
         ("o.txt", "1,2\n", r"must end in one of \.safetensors, \.npy, \.csv"),
         ("o.npy", "nonsense", "is not an array of numbers"),
     ],

@@ -17,8 +17,8 @@ from cqm.arguments import (
     whole_number,
 )
 from cqm.branches.recipe import Recipe
-from cqm.columns import observation_names
-from cqm.names import MAX_ACTIONS, action_indices, shortened
+from cqm.columns import check_columns
+from cqm.names import MAX_ACTIONS, action_indices
 
 if TYPE_CHECKING:
     from cqm.logs.dataset import Logs
@@ -100,11 +100,7 @@ def check_logs(logs: Logs) -> None:
             "families must be [n, 2], integers for the seed and index of each row's family; got "
             f"{logs.families.dtype} {list(logs.families.shape)}"
         )
-    if logs.columns and observation_names(logs.columns) != tuple(logs.observation_names):
-        raise ValueError(
-            f"the columns give the observations {shortened(observation_names(logs.columns))}; the "
-            f"logs have {shortened(logs.observation_names)}"
-        )
+    check_columns(logs.columns, logs.observation_names)
     if logs.propensities is not None:
         check_propensities(logs.propensities, num, logs.num_actions)
 
