@@ -18,7 +18,8 @@ from cqm import storage
 from cqm.arguments import path as checked_path, real_numbers, shown
 from cqm.columns import Column, encode
 from cqm.names import shortened
-from cqm.tables import as_table, column_names, is_number, read_table
+from cqm.table_files import read_table
+from cqm.tables import as_table, column_names, is_number
 
 KINDS = (".safetensors", ".npy", ".csv", ".tsv", ".parquet")
 ARRAY = "observations"  # name of the array in a safetensors file
@@ -170,12 +171,15 @@ def _table_states(
         return tuple(map(Column, given))
 
     def wanted(available: Sequence[str]) -> list[str]:
-        return [*(column.name for column in used(available)), *kept]
+        observed = [column.name for column in used(available)]
+        if id_column in observed:
+            raise ValueError(f"the column {id_column!r} is an observation, so it cannot be the id")
+        return [*observed, *kept]
 
-    table = read_table(path, wanted, encoding=encoding)
+    table = read_table(path, wanted, verbatim=kept, encoding=encoding)
     return States(
         _completed(encode(table, used(table.names)), names),
-        tuple(table.texts(id_column)) if id_column is not None else (),
+        () if id_column is None else tuple(text or "" for text in table[id_column]),
         tuple(name for name in table.names if name and name not in wanted(table.names)),
     )
 

@@ -1,32 +1,23 @@
-"""Tables: CSV and Parquet files and data frames, read column by column into numbers and texts.
+"""Tables: columns of numbers and texts by name, from data frames or from files.
 
-CSV files are read by the standard library, block by block: it is fast enough, it says which row is
-wrong, and what a file means does not depend on whether PyArrow is installed.
+`cqm.table_files` reads the files; both make the same table from the same values.
 """
 
 from __future__ import annotations
 
-import csv
-import io
-import itertools
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Real
-from pathlib import Path
-from typing import Any, BinaryIO, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from cqm import storage
-from cqm.arguments import path as checked_path, shown, text as checked_text
-from cqm.display import counted
+from cqm.arguments import shown
 from cqm.names import unknown
 
 MISSING = frozenset({"", "NA", "N/A", "NaN", "nan", "null", "NULL"})  # cells without a value
-DELIMITERS = (",", ";", "\t", "|")
 Wanted: TypeAlias = Iterable[str] | Callable[[Sequence[str]], Iterable[str]] | None
-_BLOCK = 500  # rows that are held as text at a time: few enough not to start garbage collections
 _SHOWN_ROWS = 3  # row numbers in a message
 
 
@@ -95,10 +86,6 @@ class Table:
         index[None] = -1
         return found, np.fromiter(map(index.__getitem__, values.tolist()), int, len(values))[places]
 
-    def texts(self, name: str) -> list[str]:
-        """A column as texts; missing values are empty."""
-        return ["" if text is None else text for text in _labels(self[name])]
-
     def where(self, positions: Sequence[int] | np.ndarray) -> str:
         """Rows at these positions, in words: the first few, and how many more there are.
 
@@ -132,13 +119,16 @@ def is_number(text: str) -> bool:
     return True
 
 
-def as_table(frame: Any, source: str = "the table", wanted: Wanted = None) -> Table:
+def as_table(
+    frame: Any, source: str = "the table", wanted: Wanted = None, verbatim: Collection[str] = ()
+) -> Table:
     """A table from pandas, Polars or PyArrow, or a dictionary of columns.
 
     Args:
         frame: The table.
         source: What messages call it.
         wanted: Columns to read; all by default.
+        verbatim: Columns to read as texts, even if they look like numbers, as identifiers may.
 
     >>> as_table({"age": [30, None], "sex": ["f", "m"]}).columns
     {'age': array([30., nan]), 'sex': array(['f', 'm'], dtype=object)}
@@ -151,10 +141,16 @@ def as_table(frame: Any, source: str = "the table", wanted: Wanted = None) -> Ta
             f"{source} must be a table from pandas, Polars or PyArrow, or a dictionary of columns; "
             f"got {shown(frame)}"
         )
-    _check_header(source, names)
+    check_header(source, names)
     columns, categorical = {}, set()
-    for name in _checked_wanted(source, names, wanted):
+    for name in chosen_names(source, names, wanted):
         column = frame[name]
+        if name in verbatim:
+            values = column.to_pylist() if hasattr(column, "to_pylist") else list(column)
+            columns[name] = np.array(
+                [_cell(source, name, i, v) for i, v in enumerate(values)], object
+            )
+            continue
         kind = str(getattr(column, "dtype", getattr(column, "type", ""))).lower()
         values, is_bool = _frame_values(source, name, column)
         if is_bool or kind.startswith(("category", "categorical", "enum", "dictionary")):
@@ -177,150 +173,16 @@ def column_names(frame: Any) -> list[str] | None:
     return list(names)
 
 
-def read_table(
-    path: str | Path,
-    wanted: Wanted = None,
-    *,
-    delimiter: str | None = None,
-    encoding: str = "utf-8",
-) -> Table:
-    """Read a CSV or Parquet file; its extension determines the format.
-
-    Args:
-        path: A file ending in `.csv`, `.tsv`, `.txt` or `.parquet`.
-        wanted: Columns to read, or a function that chooses them from all names; all by default.
-        delimiter: See `read_csv`.
-        encoding: See `read_csv`.
-    """
-    path = checked_path("path", path)
-    if path.suffix.lower() == ".parquet":
-        return read_parquet(path, wanted)
-    if path.suffix.lower() not in (".csv", ".tsv", ".txt"):
-        raise ValueError(f"{path} must end in .csv, .tsv, .txt or .parquet")
-    return read_csv(path, wanted, delimiter=delimiter, encoding=encoding)
-
-
-def read_parquet(path: str | Path, wanted: Wanted = None) -> Table:
-    """Read columns of a Parquet file; all by default."""
-    path = checked_path("path", path)
-    with _opened(path) as file:
-        try:
-            from pyarrow import ArrowException, parquet
-        except ImportError as error:
-            raise ImportError(
-                f"{path} cannot be read without pyarrow: pip install 'cqm[parquet]'"
-            ) from error
-        try:
-            stored = parquet.ParquetFile(file)
-            names = _checked_wanted(str(path), stored.schema_arrow.names, wanted)
-            table = as_table(stored.read(columns=names), str(path))
-        except (ArrowException, OSError) as error:
-            raise storage.DamagedFileError(f"{path} is not a Parquet file ({error})") from error
-    return replace(table, names=tuple(stored.schema_arrow.names))
-
-
-def read_csv(
-    path: str | Path,
-    wanted: Wanted = None,
-    *,
-    delimiter: str | None = None,
-    encoding: str = "utf-8",
-) -> Table:
-    """Read columns of a CSV file whose first row has their names.
-
-    Args:
-        path: The file.
-        wanted: Columns to read; all by default.
-        delimiter: What separates cells; by default comma, semicolon, tab or bar, whichever divides
-            the header into most names. If it is a semicolon, numbers may have decimal commas.
-        encoding: Encoding of the text.
-    """
-    path = checked_path("path", path)
-    if delimiter is not None and (not isinstance(delimiter, str) or len(delimiter) != 1):
-        raise ValueError(f"delimiter must be one character, or None; got {shown(delimiter)}")
-    with _opened(path) as file, _decoded(path, file, encoding) as lines:
-        position = 1
-        try:
-            delimiter = delimiter or _delimiter(lines)
-            reader = csv.reader(lines, delimiter=delimiter, strict=True)
-            header = [name.strip() for name in next(filter(None, reader), [])]
-            if not header:
-                raise ValueError(f"{path} is empty; its first row must have the column names")
-            _check_header(str(path), header)
-            names = _checked_wanted(str(path), header, wanted)
-            places = [header.index(name) for name in names]
-            blocks: list[list[np.ndarray]] = []
-            numbers = [np.empty(0, int)]
-            while block := list(itertools.islice(reader, _BLOCK)):
-                rows = np.arange(position + 1, position + 1 + len(block))
-                if not all(block):  # blank lines
-                    rows = rows[[bool(row) for row in block]]
-                    block = [row for row in block if row]
-                position += _BLOCK
-                _check_lengths(path, block, rows, len(header))
-                cells = list(zip(*block, strict=True)) if block else [()] * len(header)
-                blocks.append([_parsed(cells[i], delimiter == ";") for i in places])
-                numbers.append(rows)
-        except UnicodeError as error:
-            raise _encoding_error(path, encoding, error, position) from error
-        except csv.Error as error:
-            raise storage.DamagedFileError(
-                f"{path} is not a table of comma-separated values ({error}, near row {position})"
-            ) from error
-    if not sum(map(len, numbers)):
-        raise ValueError(f"{path} has column names, but no rows")
-    columns = {name: _joined([block[i] for block in blocks]) for i, name in enumerate(names)}
-    return Table(str(path), columns, tuple(header), np.concatenate(numbers))
-
-
-def _opened(path: Path) -> BinaryIO:
-    try:
-        return storage.open_regular(path)
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise FileNotFoundError(f"{path} does not exist") from error
-
-
-def _decoded(path: Path, file: BinaryIO, encoding: str) -> io.TextIOWrapper:
-    """The text of a file; a byte order mark is skipped."""
-    start = file.read(2)
-    file.seek(0)
-    checked_text("encoding", encoding)
-    if start in (b"\xff\xfe", b"\xfe\xff") and not encoding.lower().startswith("utf-16"):
-        raise ValueError(f"{path} is UTF-16 text, not {encoding}; pass the encoding utf-16")
-    try:
-        skipping = "utf-8-sig" if encoding.lower().replace("_", "-") in ("utf-8", "utf8") else ""
-        return io.TextIOWrapper(file, skipping or encoding, newline="")
-    except LookupError as error:
-        raise ValueError(
-            f"unknown encoding {encoding!r}; use utf-8, latin-1, cp1252, ..."
-        ) from error
-
-
-def _encoding_error(path: Path, encoding: str, error: UnicodeError, position: int) -> ValueError:
-    byte = ""
-    if isinstance(error, UnicodeDecodeError):
-        byte = f"byte 0x{error.object[error.start]:02x} "
-    return ValueError(
-        f"{path} is not {encoding} text ({byte}after row {position}); pass its encoding, such as "
-        "latin-1 or cp1252"
-    )
-
-
-def _delimiter(lines: io.TextIOWrapper) -> str:
-    """The delimiter that divides the first line into most cells."""
-    first = next(filter(str.strip, lines), "")
-    lines.seek(0)
-    return max(DELIMITERS, key=lambda one: len(next(csv.reader([first], delimiter=one), ())))
-
-
-def _check_header(source: str, names: Sequence[str]) -> None:
+def check_header(source: str, names: Sequence[str]) -> None:
+    """Raise if two columns have the same name."""
     named = [name for name in names if name]
     if len(set(named)) < len(named):
         twice = next(name for name in named if named.count(name) > 1)
         raise ValueError(f"{source} has more than one column {twice!r}; rename one of them")
 
 
-def _checked_wanted(source: str, names: Sequence[str], wanted: Wanted) -> list[str]:
+def chosen_names(source: str, names: Sequence[str], wanted: Wanted) -> list[str]:
+    """Names of the wanted columns; raises if one does not exist."""
     if wanted is None:
         return [name for name in names if name]
     chosen = list(dict.fromkeys(wanted(names) if callable(wanted) else wanted))
@@ -334,17 +196,7 @@ def _no_column(source: str, name: str, names: Sequence[str]) -> ValueError:
     return ValueError(f"{source}: {unknown('column', name, names)}")
 
 
-def _check_lengths(path: Path, block: Sequence[Sequence[str]], rows: np.ndarray, num: int) -> None:
-    lengths = set(map(len, block))
-    if lengths - {num}:
-        wrong = next(i for i, row in enumerate(block) if len(row) != num)
-        raise ValueError(
-            f"row {rows[wrong]} of {path} has {counted(len(block[wrong]), 'cell')}; the header has "
-            f"{num}; check its delimiters and quotation marks"
-        )
-
-
-def _parsed(cells: Sequence[str | None], decimal_comma: bool = False) -> np.ndarray:
+def parse_cells(cells: Sequence[str | None], decimal_comma: bool = False) -> np.ndarray:
     """Cells as numbers with NaN, or else as texts with None, `[n]`."""
     if None not in cells and "_" not in "".join(cells):  # type: ignore[arg-type]
         try:
@@ -362,7 +214,7 @@ def _parsed(cells: Sequence[str | None], decimal_comma: bool = False) -> np.ndar
         return np.array([labels[text] for text in texts], object)
 
 
-def _joined(blocks: Sequence[np.ndarray]) -> np.ndarray:
+def join_blocks(blocks: Sequence[np.ndarray]) -> np.ndarray:
     """Blocks of a column as one; numbers become texts if any block has texts."""
     if all(block.dtype == float for block in blocks):
         return np.concatenate(blocks)
@@ -422,7 +274,7 @@ def _frame_values(source: str, name: str, column: Any) -> tuple[np.ndarray, bool
         return array.astype(float), False
     cells = [_cell(source, name, i, value) for i, value in enumerate(array.tolist())]
     bools = any(isinstance(value, bool) for value in array.tolist())
-    return _parsed(cells), bools
+    return parse_cells(cells), bools
 
 
 def _cell(source: str, name: str, row: int, value: Any) -> str | None:

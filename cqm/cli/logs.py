@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 
 import tyro
 
+from cqm.arguments import output_directory
 from cqm.cli.shared import Directory, Json, default, refuse_existing
 from cqm.progress import say
 
@@ -58,9 +59,9 @@ class LogsImport:
     def run(self) -> int:
         """Read, save, and print the coverage."""
         say(f"Reading {self.file}")
-        refuse_existing(self.out / "logs.json", self.overwrite)
+        refuse_existing(output_directory("--out", self.out) / "logs.json", self.overwrite)
         from cqm.logs.roles import Roles, logs_from_table
-        from cqm.tables import read_table
+        from cqm.table_files import read_table
 
         roles = Roles(
             _split(self.observations),

@@ -182,6 +182,8 @@ class Ask:
         say(f"Loading {self.directory}")
         if self.out is not None:
             refuse_existing(self.out, self.overwrite)
+            if isinstance(self.states, Path) and self.out.resolve() == self.states.resolve():
+                raise ValueError(f"--out and --states must be different files; got {self.out}")
         from cqm.decisions import meaning_of_best
         from cqm.models.estimator import load_model
         from cqm.queries import Query

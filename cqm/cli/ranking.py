@@ -57,7 +57,7 @@ def write_ranking(
     """Write one row per state to a CSV file.
 
     `advantage.NAME` is the advantage of an action. With a calibrated model, `behind_low.NAME` and
-    `behind_high.NAME` are the interval for how far it is behind the best action, whose own is empty.
+    `behind_high.NAME` limit how far it is behind the best action, for which they are empty.
     """
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")

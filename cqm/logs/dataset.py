@@ -49,7 +49,8 @@ from cqm.logs.validate import (
     propensity_rows,
 )
 from cqm.names import checked_action_names, counted_actions, shortened
-from cqm.tables import as_table, read_csv, read_parquet
+from cqm.table_files import read_csv, read_parquet
+from cqm.tables import as_table
 from cqm.worlds.contract import World
 from cqm.worlds.identity import stored_identity
 

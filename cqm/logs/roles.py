@@ -157,11 +157,12 @@ def _with_values(table: Table, roles: Roles) -> Table:
         f"{name!r} in {counted(int(missing.sum()), 'row')} ({table.where(np.flatnonzero(missing))})"
         for name, missing in lacking.items()
     )
-    means = "" if roles.missing == "mean" else ", or fill in observations with missing='mean'"
-    only = "only observations can be filled in; " if roles.missing == "mean" else ""
+    fill = "to fill in observations, set it to 'mean'"
+    if roles.missing == "mean":
+        fill = "only observations can be filled in"
     raise ValueError(
-        f"values are missing in {table.source}: {found}; {only}drop these rows with "
-        f"missing='drop'{means}"
+        f"values are missing in {table.source}: {found}; to leave these rows out, set missing to "
+        f"'drop'; {fill}"
     )
 
 
