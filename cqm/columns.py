@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from cqm.arguments import shown
 from cqm.display import counted
 from cqm.names import shortened
 from cqm.tables import Table, is_number
@@ -110,8 +111,8 @@ def _learned(table: Table, name: str, coded: bool, fill: bool) -> Column:
     if len(categories) > MAX_CATEGORIES:
         raise ValueError(
             f"column {name!r} of {table.source} has {len(categories):,} different texts, such as "
-            f"{categories[0]!r} and {categories[1]!r}; at most {MAX_CATEGORIES} are allowed: group "
-            "them, or leave the column out"
+            f"{shown(categories[0])} and {shown(categories[1])}; at most {MAX_CATEGORIES} are "
+            "allowed: group them, or leave the column out"
         )
     return Column(name, tuple(dict.fromkeys(categories)))
 
@@ -140,7 +141,7 @@ def _encoded(table: Table, column: Column) -> list[np.ndarray]:
             codes.append(column.categories.index(label))
         elif label != NO_VALUE:
             raise ValueError(
-                f"column {column.name!r} of {table.source} has the unknown value {label!r} in "
+                f"column {column.name!r} of {table.source} has the unknown value {shown(label)} in "
                 f"{table.where(np.flatnonzero(places == i))}; known: {list(column.categories)}"
             )
         else:

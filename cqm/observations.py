@@ -18,7 +18,7 @@ from cqm import storage
 from cqm.arguments import path as checked_path, real_numbers, shown
 from cqm.columns import Column, encode
 from cqm.names import shortened
-from cqm.table_files import read_table
+from cqm.table_files import first_row, read_table
 from cqm.tables import as_table, column_names, is_number
 
 KINDS = (".safetensors", ".npy", ".csv", ".tsv", ".parquet")
@@ -202,9 +202,8 @@ def _lacks_header(path: Path, encoding: str) -> bool:
     """Whether the first row of a file has numbers in place of names, or there is none."""
     if path.suffix == ".parquet":
         return False
-    with open(path, newline="", encoding=encoding, errors="replace") as file:
-        first = next(filter(None, csv.reader(file)), [])
-    return not first or is_number(first[0].removeprefix("\ufeff"))
+    first = first_row(path, encoding)
+    return not first or is_number(first[0])
 
 
 def _csv(path: Path, names: Sequence[str]) -> np.ndarray:

@@ -147,7 +147,16 @@ def _opened(path: Path) -> BinaryIO:
         raise FileNotFoundError(f"{path} does not exist") from error
 
 
-def _decoded(path: Path, file: BinaryIO, encoding: str) -> io.TextIOWrapper:
+def first_row(path: Path, encoding: str = "utf-8") -> list[str]:
+    """The first row of a CSV file that is not blank, if it can be read."""
+    with _opened(path) as file, _decoded(path, file, encoding, errors="replace") as lines:
+        try:
+            return next(filter(None, csv.reader(lines)), [])
+        except csv.Error:
+            return []
+
+
+def _decoded(path: Path, file: BinaryIO, encoding: str, errors: str = "strict") -> io.TextIOWrapper:
     """The text of a file; a byte order mark is skipped."""
     start = file.read(2)
     file.seek(0)
@@ -156,7 +165,7 @@ def _decoded(path: Path, file: BinaryIO, encoding: str) -> io.TextIOWrapper:
         raise ValueError(f"{path} is UTF-16 text, not {encoding}; pass the encoding utf-16")
     try:
         skipping = "utf-8-sig" if encoding.lower().replace("_", "-") in ("utf-8", "utf8") else ""
-        return io.TextIOWrapper(file, skipping or encoding, newline="")
+        return io.TextIOWrapper(file, skipping or encoding, errors, newline="")
     except LookupError as error:
         raise ValueError(
             f"unknown encoding {encoding!r}; use utf-8, latin-1, cp1252, ..."

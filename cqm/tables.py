@@ -59,8 +59,8 @@ class Table:
         if values.dtype != float:
             wrong = [i for i, text in enumerate(values) if text is not None and not is_number(text)]
             raise ValueError(
-                f"column {name!r} of {self.source} must be numbers; got {values[wrong[0]]!r} in "
-                f"{self.where(wrong)}{hint}"
+                f"column {name!r} of {self.source} must be numbers; got "
+                f"{shown(values[wrong[0]])} in {self.where(wrong)}{hint}"
             )
         infinite = np.flatnonzero(np.isinf(values))
         if len(infinite):

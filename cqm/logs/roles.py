@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from cqm.arguments import choice, different_texts, mapping, text
+from cqm.arguments import choice, different_texts, mapping, shown, text
 from cqm.columns import Column, encode, learn_columns, observation_names
 from cqm.display import counted
 from cqm.names import action_indices, numbered, shortened
@@ -215,7 +215,8 @@ def _propensities(
         if len(names) > 2:
             raise ValueError(
                 f"with {len(names)} actions, propensities must be one column per action, such as "
-                f"{{{names[0]!r}: ..., {names[1]!r}: ..., ...}}; got the single column {given!r}"
+                f"{{{shown(names[0])}: ..., {shown(names[1])}: ...}}; got the single column "
+                f"{given!r}"
             )
         taken = _probabilities(table, given)
         rows = np.stack([1 - taken, taken], axis=1)
