@@ -144,7 +144,10 @@ def as_table(
     check_header(source, names)
     columns, categorical = {}, set()
     for name in chosen_names(source, names, wanted):
-        column = frame[name]
+        try:
+            column = frame[name]
+        except Exception as error:  # such as a lazy frame, which has names but no values
+            raise ValueError(f"column {name!r} of {source} cannot be read: {error}") from error
         if name in verbatim:
             values = column.to_pylist() if hasattr(column, "to_pylist") else list(column)
             columns[name] = np.array(

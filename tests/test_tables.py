@@ -60,6 +60,14 @@ def test_a_frame_only_needs_columns_and_arrays():
     assert table.categorical == {"arm"}
 
 
+def test_a_frame_without_values_is_explained():
+    lazy = type("Lazy", (), {"columns": ["a"]})()
+    with pytest.raises(
+        ValueError, match=r"column 'a' of the table cannot be read: .*subscriptable"
+    ):
+        as_table(lazy)
+
+
 def test_codes_of_a_categorical_type_stay_categories():
     frame = pd.DataFrame({"ward": pd.Categorical([2, 10, 2])})
     assert as_table(frame).categorical == {"ward"}

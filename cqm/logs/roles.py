@@ -226,13 +226,13 @@ def _propensities(
         missing = [name for i, name in enumerate(names) if i not in asked]
         raise ValueError(f"propensities must have a column for every action; missing: {missing}")
     rows = np.stack([_probabilities(table, asked[i]) for i in range(len(names))], axis=1)
-    off = np.flatnonzero(np.abs(rows.sum(axis=1) - 1) > 1e-6)
-    if len(off) and np.abs(rows.sum(axis=1) - 1).max() > 1e-3:
+    off = np.flatnonzero(np.abs(rows.sum(axis=1) - 1) > 1e-3)  # files round them
+    if len(off):
         raise ValueError(
             f"the propensities in {table.source} must sum to 1 in every row; got "
             f"{rows[off[0]].sum():.6g} in {table.where(off)}"
         )
-    return rows / rows.sum(axis=1, keepdims=True)  # files round them
+    return rows / rows.sum(axis=1, keepdims=True)
 
 
 def _probabilities(table: Table, column: str) -> np.ndarray:

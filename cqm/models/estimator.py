@@ -230,7 +230,7 @@ class Estimator(Parameters, abc.ABC):
         return self.predictor_
 
     # Effects and decisions. Observations are `[n, observations]`, or `[observations]` of one state,
-    # for which results have no axis `n`; see `cqm.observations.as_observations`.
+    # for which results have no axis `n`, or a table; see `cqm.observations.as_observations`.
 
     def member_effects(self, observations: ArrayLike) -> np.ndarray:
         """Effects predicted by each member of the ensemble, `[members, n, actions, features]`."""
@@ -249,7 +249,8 @@ class Estimator(Parameters, abc.ABC):
         """Effects of all actions, `[n, actions, features]`, or one contrast, `[n, features]`.
 
         Args:
-            observations: `[n, observations]`, or `[observations]` for one state.
+            observations: `[n, observations]`, or `[observations]` for one state; or a table with
+                these columns, or with those of the table that the logs were made from.
             action: A name, an index, or one per state. Together with `baseline`, it selects a
                 single contrast: the effect of `action` relative to `baseline`.
             baseline: The action to compare with, given in the same way.

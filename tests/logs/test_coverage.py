@@ -115,16 +115,16 @@ def test_a_small_estimated_propensity_is_a_problem():
 
 
 def test_whatever_is_shown_as_small_is_reported_and_chance_is_not():
-    alarms = []
-    for seed in range(30):
+    alarms = 0
+    for seed in range(40):
         rng = np.random.default_rng(seed)
-        actions = (rng.random(2400) < 0.06).astype(int)
-        logs = Logs.from_arrays(rng.normal(size=(2400, 2)), actions, actions[:, None, None] + 0.0)
+        actions = (rng.random(2600) < 0.05).astype(int)
+        logs = Logs.from_arrays(rng.normal(size=(2600, 2)), actions, actions[:, None, None] + 0.0)
         coverage = logs.coverage()
-        assert (coverage.smallest_propensity <= 0.01) <= bool(coverage.problems)
-        # By chance alone, such an action is taken 0 or 1 times of 120 in one region of 20.
-        alarms.append(bool(coverage.problems))
-    assert sum(alarms) <= 3
+        assert coverage.problems or coverage.smallest_propensity > 0.01
+        alarms += bool(coverage.problems)
+    # In 10 of the 40, the action is taken at most once among the 130 decisions of some region.
+    assert alarms <= 4
 
 
 def test_an_action_that_is_rare_everywhere_is_reported():
