@@ -1,6 +1,7 @@
 """The commands as a user types them."""
 
 import contextlib
+import csv
 import json
 import os
 import re
@@ -192,6 +193,133 @@ def test_a_model_of_logs_is_asked_with_a_file_of_states(tmp_path, capsys):
     assert "a reward that is not linear in the features needs a world" in capsys.readouterr().err
 
 
+PATIENTS = ["--action", "drug", "--observations", "age,ward", "--outcomes", "pain,cost"]
+
+
+def write_patients(path, num=1200):
+    """A table in which the drug relieves pain in the south, and costs 3 everywhere."""
+    rng = np.random.default_rng(0)
+    lines = ["id,age,ward,drug,pain,cost,day"]
+    for i in range(num):
+        south, drug = rng.random(2) < 0.5
+        pain = 5 - 2 * (drug and south) + 0.1 * rng.normal()
+        ward, given = ("south" if south else "north"), ("yes" if drug else "no")
+        age, cost = rng.normal(50, 9), 3 * drug + 0.1 * rng.normal()
+        lines.append(f"00{i},{age:.3f},{ward},{given},{pain:.3f},{cost:.3f},{i}")
+    path.write_text("\n".join(lines) + "\n")
+
+
+def test_from_a_table_to_a_ranking(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_patients(tmp_path / "patients.csv")
+    assert main(["logs", "import", "patients.csv", *PATIENTS, "--out", "logs"]) == 0
+    printed = capsys.readouterr()
+    assert printed.err.splitlines() == [
+        "Reading patients.csv",
+        "Note: ignored 2 columns: id, day",
+        "Note: categories (ward: north, south)",
+    ]
+    lines = printed.out.splitlines()
+    assert lines[0].startswith("Logs(logs, 1,200 trajectories, 2 actions (no, yes), horizon 1")
+    assert lines[-2:] == ["no problems found", "saved in logs"]
+    assert main(["fit", "logs", "--estimator", "residual", "--out", "model"]) == 0
+    (tmp_path / "new.csv").write_text("ward;id;age;phone\nsouth;007;50;1\nnorth;008;50,5;2\n")
+    query = ["query", "model", "--reward=-pain - 0.2 * cost", "--states", "new.csv"]
+    capsys.readouterr()
+    assert main([*query, "--id", "id", "--out", "ranking.csv"]) == 0
+    printed = capsys.readouterr()
+    assert "Ignored 1 column of new.csv: phone" in printed.err
+    assert printed.out.splitlines()[-1] == "saved 2 states in ranking.csv"
+    with open("ranking.csv", newline="") as file:
+        title, *rows = csv.reader(file)
+    assert title == ["state", "id", "best", "ranking", "advantage.no", "advantage.yes"]
+    assert [row[:4] for row in rows] == [
+        ["0", "007", "yes", "yes > no"],
+        ["1", "008", "no", "no > yes"],
+    ]
+    # Relief of 2 at a cost of 3 is worth 1.4, or 0.7 on either side of the mean.
+    np.testing.assert_allclose(
+        np.array([row[4:] for row in rows], float)[:, 1], [0.7, -0.3], atol=0.1
+    )
+
+    content = (tmp_path / "ranking.csv").read_bytes()
+    assert main([*query, "--out", "ranking.csv"]) == 2
+    assert "ranking.csv exists already; choose another name, or pass" in capsys.readouterr().err
+    assert (tmp_path / "ranking.csv").read_bytes() == content
+    assert main([*query, "--out", "ranking.csv", "--overwrite"]) == 0
+    assert (tmp_path / "ranking.csv").read_text().startswith("state,best,ranking,adv")
+    capsys.readouterr()
+    assert main([*query, "--out", "new.csv", "--overwrite"]) == 2
+    assert "--out and --states must be different files; got new.csv" in capsys.readouterr().err
+    assert main([*query, "--out", "logs"]) == 2
+    assert "logs is a directory; choose the name of a file" in capsys.readouterr().err
+    assert main([*query, "--id", "id"]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[2:4]] == ["007", "008"]
+    assert main([*query, "--id", "age"]) == 2
+    assert "'age' is an observation, so it cannot be the id" in capsys.readouterr().err
+    assert main([*query[:3], "--id", "id"]) == 2
+    (tmp_path / "new.csv").write_text("ward,age\nnorth,1\nwest,2\n")
+    assert main(query) == 2
+    expected = "'ward' of new.csv has the unknown value 'west' in row 3; known: ['north', 'south']"
+    assert expected in capsys.readouterr().err
+
+
+def test_import_takes_all_roles_and_refuses_to_replace_logs(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_patients(tmp_path / "p.csv", num=300)
+    lines = (tmp_path / "p.csv").read_text().splitlines()
+    rows = [f"{line},0.5,0.5,{i % 7}" for i, line in enumerate(lines[1:])]
+    rows[4] = rows[4].replace(rows[4].split(",")[1], "")
+    (tmp_path / "p.csv").write_text("\n".join([lines[0] + ",p,q,code", *rows]))
+    command = ["logs", "import", "p.csv", "--action", "drug", "--outcomes", "pain", "cost"]
+    command += ["--observations", "age", "ward", "code", "--categorical", "code"]
+    command += ["--episode", "id", "--time", "day", "--missing", "mean", "--out", "logs"]
+    assert main([*command, "--propensity", "p"]) == 0
+    logs = cqm.Logs.load("logs")
+    names = ("age", "age=(missing)", "ward=south", *(f"code={i}" for i in range(1, 7)))
+    assert logs.observation_names == names
+    assert (len(set(logs.groups)), logs.propensities.mean()) == (300, 0.5)
+    capsys.readouterr()
+    assert main(command) == 2
+    assert "logs.json exists already; choose another name, or pass --ov" in capsys.readouterr().err
+    assert main([*command, "--overwrite", "--propensity", "no=p,yes=q"]) == 0
+    assert cqm.Logs.load("logs").propensities.shape == (300, 2)
+    capsys.readouterr()
+    for wrong, message in [
+        (["--propensity", "no=p,q"], "must be one column, or ACTION=COLUMN for every action; got"),
+        (
+            ["--missing", "error"],
+            "p.csv: 'age' in 1 row (row 6); to leave these rows out, set miss",
+        ),
+        (["--outcomes", "paim"], "p.csv: unknown column 'paim'; did you mean ['pain']?"),
+    ]:
+        assert main([*command, "--overwrite", *wrong]) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_poor_coverage_is_an_exit_code(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    states = rng.normal(size=(2000, 2))
+    for name, chance in (("even", 0.5), ("uneven", 1 / (1 + np.exp(-4 * states[:, 0])))):
+        actions = (rng.random(2000) < chance).astype(int)
+        cqm.Logs.from_arrays(states, actions, actions[:, None, None] + 0.0).save(name)
+    assert main(["logs", "check", "even"]) == 0
+    assert "no problems found" in capsys.readouterr().out
+    assert main(["logs", "check", "uneven"]) == 1
+    assert "problem: action " in capsys.readouterr().out
+    assert main(["logs", "check", "uneven", "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert found["action_names"] == ["0", "1"]
+    assert found["num_decisions"] == 2000
+    assert len(found["problems"]) > 0
+    assert np.shape(found["regions"]) == (20, 2)
+    assert main(["logs", "check", "nowhere"]) == 2
+    assert "nowhere contains no logs" in capsys.readouterr().err
+    assert main(["logs", "chek", "even"]) == 2
+    assert "did you mean ['logs check'" in capsys.readouterr().err
+
+
 def test_fit_passes_its_settings_on_and_says_what_it_does(tmp_path, capsys):
     collect = ["collect", "cartpole-swingup", "--horizon", "3", "--states", "60"]
     assert main([*collect, "--out", str(tmp_path / "train")]) == 0
@@ -296,9 +424,24 @@ def test_the_answers_of_a_calibrated_model_are_labelled(tmp_path, capsys):
         "The best action is the one that, taken first and followed by uniform"
     )
 
-    assert main([*query, "--json"]) == 0
+    assert main([*query, "--out", str(tmp_path / "ranking.csv"), "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert answer["actions"] == ["left", "none", "right"]
+    with open(tmp_path / "ranking.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [int(row["state"]) for row in rows] == [0, 1]
+    for row, state in zip(rows, answer["states"], strict=True):
+        assert row["best"] == state["best"]
+        assert float(row["regret_bound"]) == state["regret_bound"]
+        assert row["separable"] == str(state["separable"])
+        order = [answer["actions"][action] for action in state["ranking"]]
+        assert row["ranking"] == " > ".join(order)
+        assert [float(row[f"advantage.{name}"]) for name in order] == state["advantages"]
+        low, high = ([row[f"behind_{end}.{name}"] for name in order] for end in ("low", "high"))
+        assert (low[0], high[0]) == ("", "")
+        assert [[float(a), float(b)] for a, b in zip(low, high, strict=True) if a] == state[
+            "behind"
+        ]
     assert answer["meaning"] == meaning
     for state in answer["states"]:
         assert state["best"] == answer["actions"][state["ranking"][0]]
@@ -306,6 +449,7 @@ def test_the_answers_of_a_calibrated_model_are_labelled(tmp_path, capsys):
 
 COMMANDS = [
     *("worlds", "worlds list", "worlds check", "collect", "audit"),
+    *("logs", "logs import", "logs check"),
     *("fit", "query", "reproduce", "report"),
 ]
 

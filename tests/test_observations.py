@@ -4,7 +4,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from cqm.observations import as_observations, read_observations
+from cqm.columns import Column
+from cqm.observations import as_observations, read_observations, read_states
 from cqm.storage import DamagedFileError, encode_arrays, write_pieces
 
 NAMES = ("angle", "speed")
@@ -36,7 +37,11 @@ def test_whole_numbers_are_numbers(tmp_path):
         ("o.csv", "1,2\n1\n", "must have 2 columns; state 1 has 1"),
         ("o.csv", "1,2\n1,x\n", "must contain numbers; state 1: could not convert"),
         ("o.csv", "1,2\n1,nan\n", "got nan for speed of state 1, and 0 more such values"),
-        ("o.csv", "angle,speeds\n1,2\n", "must be angle, speed; got angle, speeds; missing: speed"),
+        (
+            "o.csv",
+            "angle,speeds\n1,2\n",
+            r"o\.csv: unknown column 'speed'; did you mean \['speeds'\]\? available: \['angle'",
+        ),
         ("o.txt", "1,2\n", r"must end in one of \.safetensors, \.npy, \.csv"),
         ("o.npy", "nonsense", "is not an array of numbers"),
     ],
@@ -149,3 +154,42 @@ def test_columns_of_a_table_are_found_by_their_names():
     assert got.tolist() == [[1, 2, 0], [3, 4, 0]]
     with pytest.raises(ValueError, match="must have the columns angle, height; got speed, angle"):
         as_observations(table, ["angle", "height"])
+
+
+WARD = (Column("angle"), Column("ward", ("a", "b")))
+ENCODED = ("angle", "ward=b")
+
+
+@pytest.mark.parametrize("name", ["s.csv", "s.tsv", "s.parquet"])
+def test_files_may_have_the_columns_that_observations_were_made_from(name, tmp_path):
+    table = pd.DataFrame({"id": ["01", "02"], "ward": ["b", "a"], "more": [1, 2], "angle": [3, 4]})
+    if name.endswith("parquet"):
+        table.to_parquet(tmp_path / name)
+    else:
+        table.to_csv(tmp_path / name, index=False, sep="," if name.endswith("csv") else "\t")
+    states = read_states(tmp_path / name, ENCODED, WARD, id_column="id")
+    assert states.observations.tolist() == [[3, 1], [4, 0]]
+    assert (states.ids, states.ignored) == (("01", "02"), ("more",))
+    assert as_observations(table, ENCODED, WARD).tolist() == [[3, 1], [4, 0]]
+
+
+def test_observations_may_still_be_given_as_they_are(tmp_path):
+    (tmp_path / "s.csv").write_text("ward=b,angle,more\n1,3,x\n")
+    assert read_observations(tmp_path / "s.csv", ENCODED, WARD).tolist() == [[3, 1]]
+    (tmp_path / "s.csv").write_text("3,1\n")
+    assert read_observations(tmp_path / "s.csv", ENCODED, WARD).tolist() == [[3, 1]]
+    frame = pd.DataFrame({"ward=b": [1], "angle": [3]})
+    for given in (frame, [[3, 1]]):
+        assert as_observations(given, ENCODED, WARD).tolist() == [[3, 1]]
+
+
+def test_states_without_names_have_no_ids(tmp_path):
+    np.save(tmp_path / "o.npy", VALUES)
+    with pytest.raises(ValueError, match="has no column names, so states cannot be named by 'id'"):
+        read_states(tmp_path / "o.npy", NAMES, id_column="id")
+
+
+def test_further_columns_are_ignored_and_named(tmp_path):
+    (tmp_path / "s.csv").write_text("speed,name,angle\n2,x,1\n")
+    states = read_states(tmp_path / "s.csv", NAMES)
+    assert (states.observations.tolist(), states.ignored) == ([[1, 2]], ("name",))

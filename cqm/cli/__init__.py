@@ -15,6 +15,7 @@ import tyro
 from cqm import __version__
 from cqm.cli.branches import REGISTRY, Audit, Collect
 from cqm.cli.experiments import Report, Reproduce
+from cqm.cli.logs import LogsCheck, LogsCommand, LogsImport
 from cqm.cli.models import Ask, Fit
 from cqm.cli.worlds import Worlds, WorldsCheck, WorldsList
 from cqm.names import unknown
@@ -26,6 +27,9 @@ COMMANDS: dict[str, type] = {
     "worlds check": WorldsCheck,
     "collect": Collect,
     "audit": Audit,
+    "logs": LogsCommand,
+    "logs import": LogsImport,
+    "logs check": LogsCheck,
     "fit": Fit,
     "query": Ask,
     "reproduce": Reproduce,
@@ -79,7 +83,8 @@ def _run(args: list[str]) -> int:
     if args == ["--version"]:
         print(f"cqm {__version__}")
         return 0
-    words = 2 if args[:1] == ["worlds"] and args[1:2] and not args[1].startswith("-") else 1
+    grouped = {name.split()[0] for name in COMMANDS if " " in name}
+    words = 2 if args[0:1] and args[0] in grouped and args[1:2] and args[1][:1] != "-" else 1
     name = " ".join(args[:words])
     if name in COMMANDS:
         # Parsed on its own, so that messages name its arguments and its own help.

@@ -6,17 +6,18 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
 
 from cqm.branches.dataset import Branches
-from cqm.cli.shared import Directory, Json, default, says_what_is_kept
+from cqm.cli.ranking import answer_row, answers_by_state, write_ranking
+from cqm.cli.shared import Directory, Json, default, refuse_existing, says_what_is_kept
 from cqm.display import counted, text_table
+from cqm.names import shortened
 from cqm.progress import say
 
 if TYPE_CHECKING:
-    from cqm.decisions import Verdict
     from cqm.logs.dataset import Logs
     from cqm.models.estimator import Estimator
     from cqm.worlds.contract import World
@@ -150,6 +151,9 @@ class Ask:
     """Rank the actions under a reward, in sampled states or in states from a file.
 
     Example: cqm query reacher-model --reward="-to_target_x - 0.1 * velocity_wrist"
+
+    From a table to a table:
+    cqm query model --reward="-pain - 0.01 * cost" --states patients.csv --out ranking.csv
     """
 
     directory: Directory
@@ -157,7 +161,16 @@ class Ask:
     reward: str
     """Formula over the world's features; if it starts with a minus sign, write --reward="-x"."""
     states: int | Path = 8
-    """Number of states to sample, or a file of observations (.safetensors, .npy or .csv)."""
+    """Number of states to sample, or a file of observations (.csv, .tsv, .parquet, .npy or
+    .safetensors)."""
+    out: Annotated[Path | None, default("print")] = None
+    """CSV file for the answers, one row per state."""
+    id: Annotated[str | None, default("none")] = None
+    """Column of the states file that names each state, to be kept in the answers."""
+    overwrite: bool = False
+    """Replace the file given by --out if it exists."""
+    encoding: str = "utf-8"
+    """Encoding of a states file that is text, such as latin-1."""
     confidence: float = 0.95
     """Confidence level of the intervals and regret bounds, for a calibrated model."""
     seed: int = 0
@@ -167,6 +180,10 @@ class Ask:
     def run(self) -> int:
         """Print the ranking for every state."""
         say(f"Loading {self.directory}")
+        if self.out is not None:
+            refuse_existing(self.out, self.overwrite)
+            if isinstance(self.states, Path) and self.out.resolve() == self.states.resolve():
+                raise ValueError(f"--out and --states must be different files; got {self.out}")
         from cqm.decisions import meaning_of_best
         from cqm.models.estimator import load_model
         from cqm.queries import Query
@@ -181,7 +198,7 @@ class Ask:
                     f"{error}; to query without the world, pass --states FILE"
                 ) from error
         query = Query.formula(self.reward, world or model)
-        observations = self._observations(model, world)
+        observations, ids = self._observations(model, world)
         advantages = model.advantage(observations, query)
         recipe, names, verdict = model.recipe_, model.action_names_, None
         following = recipe.continuation.describe(names)
@@ -193,26 +210,45 @@ class Ask:
         if model.calibration_ is not None:
             verdict = model.certify(observations, query, confidence=self.confidence)
             trust = f"{verdict.summary()} {verdict.trust}"
-        answers = _answers(advantages, names, verdict)
+        answers = answers_by_state(advantages, names, verdict)
+        for answer, name in zip(answers, ids, strict=False):
+            answer["id"] = name
+        if self.out is not None:
+            write_ranking(self.out, answers, names, self.id)
         if self.json:
             about = {"query": str(query), "trust": trust, "meaning": meaning, "actions": names}
             print(json.dumps({**about, "states": answers}, indent=2))
+        elif self.out is not None:
+            print(f"{trust}\n{meaning}\nsaved {counted(len(answers), 'state')} in {self.out}")
         else:
             print(f"Best first action for {query}")
-            print(text_table([_answer_row(answer, names) for answer in answers]))
+            print(text_table([answer_row(answer, names) for answer in answers]))
             print(f"{trust}\n{meaning}")
         return 0
 
-    def _observations(self, model: Estimator, world: World | None) -> np.ndarray:
-        """Observations `[n, observations]`, sampled from the world or read from a file."""
+    def _observations(
+        self, model: Estimator, world: World | None
+    ) -> tuple[np.ndarray, Sequence[str]]:
+        """Observations `[n, observations]` of sampled states or of those in a file; their ids."""
         from cqm.branches.collect import collect
-        from cqm.observations import read_observations
+        from cqm.observations import read_states
 
         if isinstance(self.states, Path):
-            observations = read_observations(self.states, model.observation_names)
-            if len(observations) == 0:
+            found = read_states(
+                self.states,
+                model.observation_names,
+                model.columns_,
+                id_column=self.id,
+                encoding=self.encoding,
+            )
+            if len(found.observations) == 0:
                 raise ValueError(f"{self.states} contains no states")
-            return observations
+            if found.ignored:
+                columns = counted(len(found.ignored), "column")
+                say(f"Ignored {columns} of {self.states}: {shortened(found.ignored)}")
+            return found.observations, found.ids
+        if self.id is not None:
+            raise ValueError("--id names a column of a states file; pass --states FILE")
         if world is None or model.recipe_.warmup is None:
             raise ValueError("a model fitted from logs cannot sample states; pass --states FILE")
         # Drawn and warmed up like the states the model was fitted on, with a different seed.
@@ -224,39 +260,4 @@ class Ask:
             seed=model.recipe_.seed + 1 + self.seed,
             show_progress=False,
         )
-        return sample.observations
-
-
-def _answers(
-    advantages: np.ndarray, names: Sequence[str], verdict: Verdict | None
-) -> list[dict[str, Any]]:
-    """Ranking and advantages for each state, with bounds if the model is calibrated."""
-    from cqm.decisions import rank
-
-    answers = []
-    for i, (order, values) in enumerate(zip(rank(advantages), advantages, strict=True)):
-        answer = {"state": i, "best": names[order[0]], "ranking": order.tolist()}
-        answer["advantages"] = values[order].tolist()
-        if verdict is not None:
-            behind = (values[order[0]] - values[order[1:]]).tolist()
-            # Simultaneous intervals for how far each other action is behind the best.
-            answer["behind"] = [[b - verdict.radius, b + verdict.radius] for b in behind]
-            answer["separable"] = bool(verdict.separable[i])
-            answer["regret_bound"] = float(verdict.regret_bound[i])
-        answers.append(answer)
-    return answers
-
-
-def _answer_row(answer: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """One row of the table of rankings; the values of a cell are in the order of the ranking."""
-    row = {
-        "state": answer["state"],
-        "best": answer["best"],
-        "ranking": " > ".join(names[action] for action in answer["ranking"]),
-        "advantages": " ".join(f"{value:+.3g}" for value in answer["advantages"]),
-    }
-    if "behind" in answer:
-        row["behind the best"] = " ".join(f"[{a:.3g}, {b:.3g}]" for a, b in answer["behind"])
-        row["answer"] = "certain" if answer["separable"] else "cannot tell"
-        row["regret at most"] = f"{answer['regret_bound']:.3g}"
-    return row
+        return sample.observations, ()

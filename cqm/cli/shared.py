@@ -30,6 +30,14 @@ def says_what_is_kept(kept_fn: Callable[[], str]) -> Iterator[None]:
         raise KeyboardInterrupt(kept_fn()) from None
 
 
+def refuse_existing(path: Path, overwrite: bool) -> None:
+    """Raise if a result would replace a file, unless that was asked for."""
+    if path.is_dir():
+        raise ValueError(f"{path} is a directory; choose the name of a file")
+    if path.exists() and not overwrite:
+        raise ValueError(f"{path} exists already; choose another name, or pass --overwrite")
+
+
 def print_report(report: Any, as_json: bool) -> int:
     """Print the report of some checks; returns 1 if one of them failed."""
     print(json.dumps(asdict(report), indent=2) if as_json else report)

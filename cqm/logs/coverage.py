@@ -5,8 +5,11 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from scipy.optimize import isotonic_regression
+from scipy.special import bdtr
 
 from cqm.display import text_table
 from cqm.regression import fold_numbers, ridge
@@ -15,7 +18,10 @@ REGIONS = 20  # maximum number of regions
 REGION_SIZE = 100  # minimum number of decisions per region
 PRODUCTS = 300  # maximum number of products of observations; above it, squares only
 SIGNIFICANT = 5.0  # standard errors by which frequencies may differ from known propensities
-RARE = 0.01  # share of the decisions below which an action is rarely taken
+RARE = 0.01  # share of the decisions up to which an action is rarely taken
+CHANCE = (
+    0.05  # probability of calling any region of an action rare if its frequency is the same in all
+)
 FEW = 100.0  # effective sample size below which an effect is poorly estimated
 
 
@@ -44,15 +50,18 @@ class Coverage:
     def problems(self) -> list[str]:
         """Problems found, with numbers; empty if there are none."""
         found = []
-        region, action = np.unravel_index(self.regions.argmin(), self.regions.shape)
-        if self.regions.min() < RARE:
+        # The region with the smallest share, among those that chance does not explain.
+        shares = np.where(self._rare_by_chance(), np.inf, self.regions)
+        region, action = np.unravel_index(shares.argmin(), shares.shape)
+        if shares.min() <= RARE:
             found.append(
-                f"action {self.action_names[action]} makes up {self.regions.min():.2%} of the "
+                f"action {self.action_names[action]} makes up {shares.min():.2%} of the "
                 f"{self.region_sizes[region]} decisions in region {region + 1} of "
                 f"{len(self.regions)}"
             )
-        if self.smallest_propensity < RARE and self.propensities_known:
-            found.append(f"the smallest propensity is {self.smallest_propensity:.2g}")
+        if self.smallest_propensity <= RARE and (self.propensities_known or not found):
+            known = "" if self.propensities_known else "estimated "
+            found.append(f"the smallest {known}propensity is {self.smallest_propensity:.2g}")
         if self.mismatch:
             found.append(self.mismatch)
         weakest = int(self.effective_sample_sizes.argmin())
@@ -65,6 +74,17 @@ class Coverage:
             found.append("all observations are the same, so effects cannot depend on the state")
         return found
 
+    def _rare_by_chance(self) -> np.ndarray:
+        """Whether chance explains why an action is rare in a region, `[regions, actions]`.
+
+        It does if the action is not rare overall, and a count as small as this one is not unlikely
+        at its overall frequency, given the number of regions.
+        """
+        sizes = self.region_sizes[:, None]
+        counts = np.round(self.regions * sizes)
+        probability = bdtr(counts, sizes, np.broadcast_to(self.frequencies, counts.shape))
+        return (self.frequencies > RARE) & (probability > CHANCE / len(self.regions))
+
     def check(self) -> None:
         """Raise if an action never occurs; warn if coverage is poor."""
         missing = [self.action_names[i] for i in np.flatnonzero(self.frequencies == 0)]
@@ -75,6 +95,14 @@ class Coverage:
             )
         if self.problems:
             warnings.warn("poor coverage: " + "; ".join(self.problems), stacklevel=3)
+
+    def to_json(self) -> dict[str, Any]:
+        """All of it as JSON, with the problems."""
+        values = {
+            name: value.tolist() if isinstance(value, np.ndarray) else value
+            for name, value in vars(self).items()
+        }
+        return {**values, "action_names": list(self.action_names), "problems": self.problems}
 
     def __str__(self) -> str:
         low, high = self.regions.min(axis=0), self.regions.max(axis=0)
@@ -117,7 +145,12 @@ def measure_coverage(
     regions = _regions(observations, taken)
     sizes = np.bincount(regions[:, 0])
     shares = _region_sums(regions, taken) / sizes[:, None]
-    used = np.take_along_axis(shares, regions, axis=0) if propensities is None else propensities
+    used = propensities
+    if used is None:
+        # Regions are in order of increasing probability, so a later one with a smaller share is due
+        # to chance, and is pooled with its neighbours.
+        pooled = [isotonic_regression(share, weights=sizes).x for share in shares.T]
+        used = np.take_along_axis(np.stack(pooled, axis=1), regions, axis=0)
     inverse = taken / np.maximum(used, 1e-12)
     effective = inverse.sum(axis=0) ** 2 / np.maximum((inverse**2).sum(axis=0), 1e-12)
     return Coverage(

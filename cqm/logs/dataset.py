@@ -8,18 +8,14 @@ logs make this possible.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import msgspec
 import numpy as np
 from numpy.typing import ArrayLike
 
-from cqm import storage
 from cqm.arguments import (
     different_texts,
     flag,
@@ -36,9 +32,12 @@ from cqm.arguments import (
 )
 from cqm.branches.dataset import Branches, as_branches, split_size
 from cqm.branches.families import Families
-from cqm.branches.recipe import Continuation, Recipe, RecipeFields, WorldFields, draw_actions
+from cqm.branches.recipe import Continuation, Recipe, draw_actions
+from cqm.columns import Column
 from cqm.display import counted, data_frame, html_facts, named_columns
 from cqm.logs.coverage import Coverage, measure_coverage
+from cqm.logs.files import read_logs, write_logs
+from cqm.logs.roles import MissingValues, Roles, logs_from_table
 from cqm.logs.validate import (
     AXES,
     candidate_rows,
@@ -49,31 +48,15 @@ from cqm.logs.validate import (
     named_actions,
     propensity_rows,
 )
-from cqm.names import checked_action_names, counted_actions, shortened, stored_action_names
+from cqm.names import checked_action_names, counted_actions, shortened
+from cqm.table_files import read_csv, read_parquet
+from cqm.tables import as_table
 from cqm.worlds.contract import World
 from cqm.worlds.identity import stored_identity
 
 MAX_TRAJECTORIES = 10**9  # to record
-ARRAYS = "logs.safetensors"
-CONFIG = "logs.json"
-SCHEMA = 2  # earlier versions wrote no schema, which counts as 1; files are sealed since 2
-_REPAIR = "save the logs again, or restore the file from a copy"
 PropensityFn = Callable[[np.ndarray], np.ndarray]  # observations [n, d] -> [n, actions]
 BehaviourFn = Callable[[np.ndarray], np.ndarray]  # an observation [d] -> probabilities [actions]
-
-
-class Description(msgspec.Struct, forbid_unknown_fields=True):
-    """Entries of `logs.json`."""
-
-    kind: Literal["logs"]
-    world: WorldFields
-    recipe: RecipeFields
-    candidate_actions: list[list[float]]
-    observation_names: list[str]
-    feature_names: list[str]
-    sha256: str
-    schema: int = 1
-    action_names: list[str] = []
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,6 +78,7 @@ class Logs:
     groups: np.ndarray | None = None  # [n], one number per episode; None if rows are independent
     action_names: tuple[str, ...] = ()  # one per candidate action; by default their indices
     families: np.ndarray | None = None  # [n, 2], seed and index in branches; None if unknown
+    columns: tuple[Column, ...] = ()  # the table that the observations were made from, if any
 
     def __post_init__(self) -> None:
         check_logs(self)
@@ -197,6 +181,101 @@ class Logs:
             None if groups is None else integers("groups", equal_steps("groups", groups)),
             checked_action_names(action_names, len(candidates)),
         )
+
+    @classmethod
+    def from_frame(
+        cls,
+        frame: Any,
+        *,
+        observations: Sequence[str],
+        action: str,
+        outcomes: Sequence[str],
+        propensities: str | Mapping[str, str] | None = None,
+        episode: str | None = None,
+        time: str | None = None,
+        categorical: Sequence[str] = (),
+        missing: MissingValues = "error",
+    ) -> Logs:
+        """Make logs from a table with one decision and its outcomes per row.
+
+        Each row is one trajectory of one step: the outcomes become features, and other columns are
+        ignored. Texts, categories and bools among the observations become indicators, one for each
+        category but the first. `logs.columns` remembers how, so that models can be asked about
+        tables with the same columns.
+
+        Args:
+            frame: A table from pandas, Polars or PyArrow, or a dictionary of columns.
+            observations: Columns known before the action is chosen.
+            action: Column of the action taken. Its values become the action names, in order.
+            outcomes: Columns of numbers that follow from the action.
+            propensities: With two actions, the column with the probability of the action that was
+                taken; otherwise a column for each action, by the action's name. Estimated by
+                default.
+            episode: Column that tells which rows belong together, such as those of one patient;
+                they stay together when data are split.
+            time: Column to order the rows by, of numbers or texts such as 2024-05-31; rows of one
+                episode stay together.
+            categorical: Observations whose numbers are codes, to be treated as texts.
+            missing: What to do about missing values: `error`; `drop` the rows that have any; or
+                fill in the `mean` of an observation and add an indicator. Missing texts then become
+                a category. Actions and outcomes are never filled in.
+
+        >>> table = {"age": [30, 40, 50, 60], "drug": ["no", "yes"] * 2, "pain": [5, 4, 6, 3]}
+        >>> Logs.from_frame(table, observations=["age"], action="drug", outcomes=["pain"])
+        Logs(logs, 4 trajectories, 2 actions (no, yes), horizon 1, discount 0.95, propensities
+        unknown)
+        """
+        roles = Roles(
+            observations, action, outcomes, propensities, episode, time, categorical, missing
+        )
+        return logs_from_table(as_table(frame, "the table", roles.columns), roles)[0]
+
+    @classmethod
+    def from_csv(
+        cls,
+        path: str | Path,
+        *,
+        observations: Sequence[str],
+        action: str,
+        outcomes: Sequence[str],
+        propensities: str | Mapping[str, str] | None = None,
+        episode: str | None = None,
+        time: str | None = None,
+        categorical: Sequence[str] = (),
+        missing: MissingValues = "error",
+        delimiter: str | None = None,
+        encoding: str = "utf-8",
+    ) -> Logs:
+        """Make logs from a CSV file whose first row has the column names; see `from_frame`.
+
+        Empty cells, `NA`, `N/A`, `NaN` and `null` are missing values. The delimiter is detected by
+        default: comma, semicolon (with decimal commas), tab or bar.
+        """
+        roles = Roles(
+            observations, action, outcomes, propensities, episode, time, categorical, missing
+        )
+        table = read_csv(path, roles.columns, delimiter=delimiter, encoding=encoding)
+        return logs_from_table(table, roles)[0]
+
+    @classmethod
+    def from_parquet(
+        cls,
+        path: str | Path,
+        *,
+        observations: Sequence[str],
+        action: str,
+        outcomes: Sequence[str],
+        propensities: str | Mapping[str, str] | None = None,
+        episode: str | None = None,
+        time: str | None = None,
+        categorical: Sequence[str] = (),
+        missing: MissingValues = "error",
+    ) -> Logs:
+        """Make logs from a Parquet file (extra `parquet`); see `from_frame`."""
+        roles = Roles(
+            observations, action, outcomes, propensities, episode, time, categorical, missing
+        )
+        return logs_from_table(read_parquet(path, roles.columns), roles)[0]
 
     @classmethod
     def from_branches(
@@ -363,7 +442,7 @@ class Logs:
                 "logs can only be indexed by slices or arrays of row numbers below "
                 f"{len(self)}; got {shown(rows)}"
             ) from None
-        return replace(self, **{name: values[rows] for name, values in self._arrays().items()})
+        return replace(self, **{name: values[rows] for name, values in self.row_arrays().items()})
 
     def split(self, test: int | float) -> tuple[Logs, Logs]:
         """Split into training and test trajectories; `test` is a number or a share of them.
@@ -423,8 +502,8 @@ class Logs:
             return Families.whole_seed(self.recipe.seed)
         return Families.none()
 
-    def _arrays(self) -> dict[str, Any]:
-        """The arrays with one row per trajectory."""
+    def row_arrays(self) -> dict[str, Any]:
+        """The arrays with one row per trajectory, by name."""
         return {name: values for name in AXES if (values := getattr(self, name)) is not None}
 
     def to_pandas(self) -> Any:
@@ -446,74 +525,12 @@ class Logs:
 
     def save(self, directory: str | Path) -> None:
         """Write the arrays and a description with their checksum."""
-        directory = output_directory("directory", directory)
-        arrays = {**self._arrays(), "actions": self.actions.astype(np.int16)}
-        config = {
-            "schema": SCHEMA,
-            "kind": "logs",
-            "world": dict(self.world),
-            "recipe": self.recipe.to_json(),
-            "candidate_actions": self.candidate_actions.tolist(),
-            "observation_names": list(self.observation_names),
-            "feature_names": list(self.feature_names),
-            **stored_action_names(self.action_names),
-        }
-        metadata = {"kind": "cqm logs"}
-        storage.write_described(directory / CONFIG, config, directory / ARRAYS, arrays, metadata)
+        write_logs(self, output_directory("directory", directory))
 
     @classmethod
     def load(cls, directory: str | Path) -> Logs:
         """Load logs that `save` wrote; raises if the files are damaged."""
-        directory = checked_path("directory", directory)
-        try:
-            config, arrays, metadata = storage.read_described(
-                directory / CONFIG,
-                Description,
-                directory / ARRAYS,
-                repair=_REPAIR,
-                sealed_since=2,
-                newest=SCHEMA,
-            )
-        except (FileNotFoundError, NotADirectoryError) as error:
-            raise FileNotFoundError(f"{directory} contains no logs: {CONFIG} is missing") from error
-        # Before there were seals, the arrays had a checksum of the description.
-        if config.get("schema", 1) == 1 and metadata.get("description") != _digest(config):
-            raise storage.DamagedFileError(
-                f"{directory / CONFIG} was changed, or {ARRAYS} belongs to other logs; {_REPAIR}"
-            )
-        try:
-            return cls._from_files(config, arrays)
-        except (ValueError, TypeError) as error:
-            raise storage.DamagedFileError(
-                f"the logs in {directory} are not valid: {error}; {_REPAIR}"
-            ) from error
-
-    @classmethod
-    def _from_files(cls, config: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Logs:
-        missing = sorted({"observations", "actions", "features"} - set(arrays))
-        unknown = sorted(set(arrays) - set(AXES))
-        if missing or unknown:
-            raise ValueError(f"{ARRAYS} lacks the arrays {missing} or has unknown ones {unknown}")
-        rows: dict[str, Any] = {"propensities": None, **arrays}
-        for name in {"actions", "groups", "families"} & set(arrays):
-            rows[name] = integers(name, arrays[name])
-        logs = cls(
-            candidate_actions=np.array(config["candidate_actions"], float),
-            observation_names=tuple(config["observation_names"]),
-            feature_names=tuple(config["feature_names"]),
-            recipe=Recipe.from_json(config["recipe"]),
-            world=config["world"],
-            action_names=tuple(config.get("action_names", ())),
-            **rows,
-        )
-        if logs.recipe.horizon != logs.actions.shape[1]:
-            raise ValueError(
-                f"the recipe has a horizon of {logs.recipe.horizon} steps; the trajectories have "
-                f"{logs.actions.shape[1]}"
-            )
-        if logs.recipe.continuation.open_loop:
-            logs.recipe.continuation.probabilities(logs.num_actions)  # raises if they do not fit
-        return logs
+        return read_logs(cls, checked_path("directory", directory))
 
 
 def _identity(world: Any) -> dict[str, Any]:
@@ -540,9 +557,3 @@ def _check_windows(
     whole_number("seed", seed, least=0)
     if world is not None:
         instance("world", world, World, "a World or None")
-
-
-def _digest(config: Mapping[str, Any]) -> str:
-    """The checksum of a description of schema 1, whose own entry for the arrays it leaves out."""
-    described = {name: value for name, value in config.items() if name != "sha256"}
-    return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()

@@ -17,6 +17,7 @@ from cqm.arguments import (
     whole_number,
 )
 from cqm.branches.recipe import Recipe
+from cqm.columns import check_columns
 from cqm.names import MAX_ACTIONS, action_indices
 
 if TYPE_CHECKING:
@@ -99,6 +100,7 @@ def check_logs(logs: Logs) -> None:
             "families must be [n, 2], integers for the seed and index of each row's family; got "
             f"{logs.families.dtype} {list(logs.families.shape)}"
         )
+    check_columns(logs.columns, logs.observation_names)
     if logs.propensities is not None:
         check_propensities(logs.propensities, num, logs.num_actions)
 

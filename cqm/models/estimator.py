@@ -34,6 +34,7 @@ from cqm.arguments import (
 )
 from cqm.branches.dataset import Branches, as_branches
 from cqm.branches.recipe import Recipe
+from cqm.columns import Column, check_columns
 from cqm.display import html_facts, text_facts
 from cqm.logs.dataset import Logs
 from cqm.models.card import hub_metadata, model_facts, write_card
@@ -94,6 +95,7 @@ class Estimator(Parameters, abc.ABC):
     recipe_: Recipe
     feature_names: tuple[str, ...]
     observation_names: tuple[str, ...]
+    columns_: tuple[Column, ...] = ()  # the table that the observations were made from, if any
     candidate_actions_: np.ndarray  # [actions, controls]
     action_names_: tuple[str, ...]
     num_examples_: int
@@ -145,6 +147,7 @@ class Estimator(Parameters, abc.ABC):
         self.predictor_ = self.calibration_ = None
         self.world_, self.recipe_ = dict(data.world), data.recipe
         self.feature_names, self.observation_names = data.feature_names, data.observation_names
+        self.columns_ = data.columns if isinstance(data, Logs) else ()
         self.candidate_actions_, self.action_names_ = data.candidate_actions, data.action_names
         self.num_examples_ = len(data)
         self.method_, self.training_, self.notes_ = self._default_method(), {}, []
@@ -227,12 +230,12 @@ class Estimator(Parameters, abc.ABC):
         return self.predictor_
 
     # Effects and decisions. Observations are `[n, observations]`, or `[observations]` of one state,
-    # for which results have no axis `n`; see `cqm.observations.as_observations`.
+    # for which results have no axis `n`, or a table; see `cqm.observations.as_observations`.
 
     def member_effects(self, observations: ArrayLike) -> np.ndarray:
         """Effects predicted by each member of the ensemble, `[members, n, actions, features]`."""
         predictor = self._fitted()
-        states = as_observations(observations, self.observation_names)
+        states = as_observations(observations, self.observation_names, self.columns_)
         effects = center(predictor(np.atleast_2d(states)), self.reference)
         return effects if states.ndim == 2 else effects[:, 0]
 
@@ -246,7 +249,8 @@ class Estimator(Parameters, abc.ABC):
         """Effects of all actions, `[n, actions, features]`, or one contrast, `[n, features]`.
 
         Args:
-            observations: `[n, observations]`, or `[observations]` for one state.
+            observations: `[n, observations]`, or `[observations]` for one state; or a table with
+                these columns, or with those of the table that the logs were made from.
             action: A name, an index, or one per state. Together with `baseline`, it selects a
                 single contrast: the effect of `action` relative to `baseline`.
             baseline: The action to compare with, given in the same way.
@@ -406,6 +410,7 @@ class Estimator(Parameters, abc.ABC):
             "recipe": self.recipe_.to_json(),
             "feature_names": list(self.feature_names),
             "observation_names": list(self.observation_names),
+            "columns": [column.to_json() for column in self.columns_],
             "candidate_actions": self.candidate_actions_.tolist(),
             "action_names": list(self.action_names_),
             "num_examples": self.num_examples_,
@@ -459,6 +464,8 @@ class Estimator(Parameters, abc.ABC):
         model.world_, model.recipe_ = config["world"], Recipe.from_json(config["recipe"])
         model.feature_names = tuple(config["feature_names"])
         model.observation_names = tuple(config["observation_names"])
+        model.columns_ = tuple(map(Column.from_json, config.get("columns", ())))
+        check_columns(model.columns_, model.observation_names)
         model.candidate_actions_ = actions = np.array(config["candidate_actions"], float)
         model.action_names_ = checked_action_names(config.get("action_names"), len(actions))
         as_reference(model.reference, np.empty((len(actions), 1)))

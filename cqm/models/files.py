@@ -17,13 +17,14 @@ import numpy as np
 from cqm import storage
 from cqm.arguments import path as checked_path
 from cqm.branches.recipe import RecipeFields, WorldFields
+from cqm.columns import ColumnFields
 from cqm.models.layout import check_arrays, current_arrays
 from cqm.storage import DamagedFileError
 
 MODEL = "model.safetensors"
 CONFIG = "model.json"
 CARD = "README.md"  # the name under which model hubs show it
-SCHEMA = 3  # version 0.1 wrote no schema, which counts as 1; files are sealed since 3
+SCHEMA = 4  # version 0.1 wrote no schema, which counts as 1; seals since 3, columns since 4
 REPAIR = "save the model again, or restore the file from a copy"
 _UNPACKED_RATIO = 100  # weights hardly shrink in an archive; what shrinks more is no model
 _UNPACKED_BYTES = 2**26  # allowed in any case
@@ -78,6 +79,7 @@ class Description(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     versions: dict[str, str]
     comparison: list[ComparisonRecord] = []
     updates: dict[str, list[int]] = {}
+    columns: list[ColumnFields] = []
 
 
 class EarlierDescription(Description, forbid_unknown_fields=True, kw_only=True):

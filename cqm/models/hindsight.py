@@ -136,7 +136,7 @@ class HindsightModel(LogEstimator):
             raise ValueError(
                 "a loaded model has no ratios of logged events; fit it again, or use a Query"
             )
-        states = as_observations(observations, self.observation_names)
+        states = as_observations(observations, self.observation_names, self.columns_)
         try:
             rewards = function("reward_fn", reward_fn)(self._events)
         except Exception as error:  # a user's function may raise anything

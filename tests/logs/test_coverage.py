@@ -101,3 +101,43 @@ def test_an_action_that_never_occurs_is_an_error():
     coverage = Logs.from_arrays(**arrays(), num_actions=3).coverage()
     with pytest.raises(ValueError, match=r"actions \[2\] never occur among 300 decisions"):
         coverage.check()
+
+
+def test_a_small_estimated_propensity_is_a_problem():
+    order = np.random.default_rng(0).permutation(2000)
+    states, actions = (np.arange(2000) < 100)[order, None], np.arange(2000)[order] % 2
+    actions[states[:, 0]] = 0
+    actions[order == 50] = 1  # once in 100 decisions of one kind
+    coverage = Logs.from_arrays(states, actions, actions[:, None, None] + 0.0).coverage()
+    assert coverage.smallest_propensity == 0.01
+    assert coverage.problems == ["action 1 makes up 1.00% of the 100 decisions in region 1 of 20"]
+    assert "no problems found" not in str(coverage)
+
+
+def test_whatever_is_shown_as_small_is_reported_and_chance_is_not():
+    alarms = 0
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        actions = (rng.random(2600) < 0.05).astype(int)
+        logs = Logs.from_arrays(rng.normal(size=(2600, 2)), actions, actions[:, None, None] + 0.0)
+        coverage = logs.coverage()
+        assert coverage.problems or coverage.smallest_propensity > 0.01
+        alarms += bool(coverage.problems)
+    # In 10 of the 40, the action is taken at most once among the 130 decisions of some region.
+    assert alarms <= 4
+
+
+def test_an_action_that_is_rare_everywhere_is_reported():
+    actions = (np.arange(40_000) % 125 == 0).astype(int)
+    states = np.random.default_rng(0).normal(size=(40_000, 2))
+    problems = Logs.from_arrays(states, actions, actions[:, None, None] + 0.0).coverage().problems
+    assert any("action 1 makes up 0." in problem for problem in problems)
+
+
+def test_a_known_propensity_of_one_in_a_hundred_is_reported():
+    given = arrays(num=2000)
+    propensities = np.tile([0.5, 0.5], (2000, 1))
+    propensities[0] = [0.99, 0.01]
+    given["actions"][0, 0] = 0
+    coverage = Logs.from_arrays(**given, propensities=propensities).coverage()
+    assert coverage.problems == ["the smallest propensity is 0.01"]

@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shlex
 import shutil
 from pathlib import Path
 
@@ -11,7 +13,9 @@ from support.logs import arrays
 
 import cqm
 from cqm import storage
-from cqm.logs.dataset import ARRAYS, CONFIG, Logs
+from cqm.cli import main
+from cqm.logs.dataset import Logs
+from cqm.logs.files import ARRAYS, CONFIG
 from cqm.storage import DamagedFileError
 
 
@@ -204,6 +208,9 @@ def test_no_flipped_bit_goes_unnoticed(tmp_path, name):
         (lambda config: config.update(feature_names="abc"), None),
         (lambda config: config.update(observation_names=[1, 2]), None),
         (lambda config: config.update(action_names=["a", "a"]), None),
+        (lambda config: config.update(columns=[{"name": "other"}]), None),
+        (lambda config: config.update(columns=[{"name": "obs_0", "more": 1}]), None),
+        (lambda config: config.update(columns=[{"name": "x", "categories": ["a", "a"]}]), None),
         (lambda config: config.update(candidate_actions=[[0.0]]), None),
         (lambda config: config.update(candidate_actions=[[0.0], []]), None),
         (lambda config: config["recipe"].update(horizon=0), None),
@@ -285,3 +292,29 @@ def test_the_page_on_logs_runs(capsys):
     }
     exec(compile(page.split("```python\n")[1].split("```")[0], "logs.md", "exec"), given)
     assert "no problems found" in capsys.readouterr().out
+
+
+def test_the_section_on_tables_runs(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    root = Path(__file__).parents[2]
+    section = (root / "docs" / "logs.md").read_text().split("## From a table\n")[1]
+    blocks = re.findall(r"```(\w*)\n(.*?)```", section.split("\n## ")[0], re.DOTALL)
+    assert [language for language, _ in blocks] == ["python", "", "python"]
+    exec(compile(blocks[0][1], "logs.md", "exec"), {})
+    for line in blocks[1][1].splitlines():
+        words = shlex.split(line)
+        assert words[0] == "cqm"
+        assert main(words[1:]) == 0
+    ranking = (tmp_path / "ranking.csv").read_text().splitlines()
+    assert ranking[0] == "state,id,best,ranking,advantage.drug,advantage.none"
+    assert [line.rsplit(",", 2)[0] for line in ranking[1:]] == [
+        "0,A1,drug,drug > none",
+        "1,A2,none,none > drug",
+    ]
+    capsys.readouterr()
+    exec(compile(blocks[2][1], "logs.md", "exec"), {})
+    (pain, cost), truth = map(float, capsys.readouterr().out.strip("[]\n").split()), (-1.7, 40)
+    np.testing.assert_allclose([pain, cost], truth, atol=0.5)
+    # The README shows the same commands.
+    commands = blocks[1][1].replace(" --id id", "")
+    assert f"```\n{commands}```" in (root / "README.md").read_text()

@@ -1,0 +1,82 @@
+"""The answers of `cqm query`: rankings for a terminal, as JSON and as a CSV file."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cqm import storage
+
+if TYPE_CHECKING:
+    from cqm.decisions import Verdict
+
+
+def answers_by_state(
+    advantages: np.ndarray, names: Sequence[str], verdict: Verdict | None
+) -> list[dict[str, Any]]:
+    """Ranking and advantages for each state, with bounds if the model is calibrated."""
+    from cqm.decisions import rank
+
+    answers = []
+    for i, (order, values) in enumerate(zip(rank(advantages), advantages, strict=True)):
+        answer = {"state": i, "best": names[order[0]], "ranking": order.tolist()}
+        answer["advantages"] = values[order].tolist()
+        if verdict is not None:
+            behind = (values[order[0]] - values[order[1:]]).tolist()
+            # Simultaneous intervals for how far each other action is behind the best.
+            answer["behind"] = [[b - verdict.radius, b + verdict.radius] for b in behind]
+            answer["separable"] = bool(verdict.separable[i])
+            answer["regret_bound"] = float(verdict.regret_bound[i])
+        answers.append(answer)
+    return answers
+
+
+def answer_row(answer: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """One row of the table of rankings; the values of a cell are in the order of the ranking."""
+    row = {
+        "state": answer.get("id", answer["state"]),
+        "best": answer["best"],
+        "ranking": " > ".join(names[action] for action in answer["ranking"]),
+        "advantages": " ".join(f"{value:+.3g}" for value in answer["advantages"]),
+    }
+    if "behind" in answer:
+        row["behind the best"] = " ".join(f"[{a:.3g}, {b:.3g}]" for a, b in answer["behind"])
+        row["answer"] = "certain" if answer["separable"] else "cannot tell"
+        row["regret at most"] = f"{answer['regret_bound']:.3g}"
+    return row
+
+
+def write_ranking(
+    path: Path, answers: Sequence[dict[str, Any]], names: Sequence[str], id_title: str | None
+) -> None:
+    """Write one row per state to a CSV file.
+
+    `advantage.NAME` is the advantage of an action. With a calibrated model, `behind_low.NAME` and
+    `behind_high.NAME` limit how far it is behind the best action, for which they are empty.
+    """
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    bounded = bool(answers) and "behind" in answers[0]
+    title = ["state", *([] if id_title is None else [id_title]), "best", "ranking"]
+    title += [f"advantage.{name}" for name in names]
+    if bounded:
+        title += ["separable", "regret_bound"]
+        title += [f"behind_{end}.{name}" for name in names for end in ("low", "high")]
+    writer.writerow(title)
+    for answer in answers:
+        order = answer["ranking"]
+        row = [answer["state"], *([] if id_title is None else [answer["id"]]), answer["best"]]
+        row.append(" > ".join(names[action] for action in order))
+        advantages = dict(zip(order, answer["advantages"], strict=True))
+        row += [advantages[action] for action in range(len(names))]
+        if bounded:
+            behind = {order[0]: ["", ""], **dict(zip(order[1:], answer["behind"], strict=True))}
+            row += [answer["separable"], answer["regret_bound"]]
+            row += [limit for action in range(len(names)) for limit in behind[action]]
+        writer.writerow(row)
+    storage.write_pieces(path, [text.getvalue().encode()])
