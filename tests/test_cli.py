@@ -320,6 +320,31 @@ def test_poor_coverage_is_an_exit_code(tmp_path, capsys, monkeypatch):
     assert "did you mean ['logs check'" in capsys.readouterr().err
 
 
+def test_average_effects_of_a_table_in_two_commands(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    lines = ["ward,age,drug,pain"]
+    for _ in range(400):
+        age, ward = rng.integers(20, 80), rng.choice(["north", "south"])
+        drug = rng.choice(["yes", "no"])
+        pain = 0.1 * age - 2 * (drug == "yes") + rng.normal()
+        lines.append(f"{ward},{age},{drug},{pain:.6f}")
+    Path("data.csv").write_text("\n".join(lines))
+    roles = ["--action", "drug", "--observations", "ward,age", "--outcomes", "pain"]
+    assert main(["logs", "import", "data.csv", *roles, "--out", "logs"]) == 0
+    capsys.readouterr()
+    assert main(["logs", "effects", "logs", "--by", "ward"]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert [line.split("  ")[0] for line in said[2:5]] == ["all", "ward = north", "ward = south"]
+    assert "yes instead of no" in said[2]
+    assert main(["logs", "effects", "logs", "--json"]) == 0
+    [row] = json.loads(capsys.readouterr().out)
+    assert (row["action"], row["baseline"], row["outcome"]) == ("yes", "no", "pain")
+    assert row["low"] < -2 < row["high"]
+    assert main(["logs", "effects", "logs", "--by", "wrd"]) == 2
+    assert "unknown observation 'wrd'; did you mean ['ward'" in capsys.readouterr().err
+
+
 def test_fit_passes_its_settings_on_and_says_what_it_does(tmp_path, capsys):
     collect = ["collect", "cartpole-swingup", "--horizon", "3", "--states", "60"]
     assert main([*collect, "--out", str(tmp_path / "train")]) == 0
@@ -449,7 +474,7 @@ def test_the_answers_of_a_calibrated_model_are_labelled(tmp_path, capsys):
 
 COMMANDS = [
     *("worlds", "worlds list", "worlds check", "collect", "audit"),
-    *("logs", "logs import", "logs check"),
+    *("logs", "logs import", "logs check", "logs effects"),
     *("fit", "query", "reproduce", "report"),
 ]
 

@@ -15,7 +15,7 @@ import tyro
 from cqm import __version__
 from cqm.cli.branches import REGISTRY, Audit, Collect
 from cqm.cli.experiments import Report, Reproduce
-from cqm.cli.logs import LogsCheck, LogsCommand, LogsImport
+from cqm.cli.logs import LogsCheck, LogsCommand, LogsEffects, LogsImport
 from cqm.cli.models import Ask, Fit
 from cqm.cli.worlds import Worlds, WorldsCheck, WorldsList
 from cqm.names import unknown
@@ -30,6 +30,7 @@ COMMANDS: dict[str, type] = {
     "logs": LogsCommand,
     "logs import": LogsImport,
     "logs check": LogsCheck,
+    "logs effects": LogsEffects,
     "fit": Fit,
     "query": Ask,
     "reproduce": Reproduce,

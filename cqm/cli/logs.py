@@ -1,4 +1,4 @@
-"""`cqm logs`: logs from a table, and whether they can show effects."""
+"""`cqm logs`: logs from a table, whether they can show effects, and average effects."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class LogsImport:
     Example: cqm logs import data.csv --action treatment --observations age,severity
     --outcomes pain,cost --out logs
 
-    Then: cqm fit logs --estimator residual --out model
+    Then: cqm logs effects logs, or cqm fit logs --estimator residual --out model
     """
 
     file: File
@@ -121,8 +121,38 @@ class LogsCheck:
 
 
 @dataclass(frozen=True)
+class LogsEffects:
+    """Average effects of all actions on all outcomes, with intervals that hold simultaneously.
+
+    Example: cqm logs effects logs --by ward
+    """
+
+    directory: Directory
+    """Directory of the logs."""
+    by: Annotated[str | None, default("none")] = None
+    """Observation or column of text with few values, whose subgroups are shown as well."""
+    confidence: float = 0.95
+    """Confidence level of the intervals."""
+    seed: int = 0
+    """Random seed for the regressions."""
+    json: Json = False
+
+    def run(self) -> int:
+        """Print the average effects."""
+        say(f"Loading {self.directory}")
+        from cqm.logs.dataset import Logs
+        from cqm.models.residual import ResidualModel
+
+        logs = Logs.load(self.directory)
+        model = ResidualModel(seed=self.seed)
+        found = model.average_effect(logs, by=self.by, confidence=self.confidence)
+        print(json.dumps(found.rows(), indent=2) if self.json else found)
+        return 0
+
+
+@dataclass(frozen=True)
 class LogsCommand:
-    """Make logs from a table, or check whether logs can show effects.
+    """Make logs from a table, check whether they can show effects, and estimate averages.
 
     Example: cqm logs check logs
     """
@@ -130,6 +160,7 @@ class LogsCommand:
     command: (
         Annotated[LogsImport, tyro.conf.subcommand("import", prefix_name=False)]
         | Annotated[LogsCheck, tyro.conf.subcommand("check", prefix_name=False)]
+        | Annotated[LogsEffects, tyro.conf.subcommand("effects", prefix_name=False)]
     )
 
     def run(self) -> int:

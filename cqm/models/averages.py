@@ -159,7 +159,8 @@ def average_effects(
         model: The estimator whose settings are used for the cross-fitted regressions. It need not
             be fitted, and is not changed.
         logs: The decisions to average over; they may be those that the model learned from.
-        by: Subgroups: one label per decision, or the name of an observation with few values.
+        by: Subgroups: one label per decision, or the name of an observation with few values or of
+            a column of text.
         confidence: Confidence level of the simultaneous intervals.
     """
     instance("logs", logs, Logs, "Logs")
@@ -228,10 +229,7 @@ def _subgroups(logs: Logs, by: ArrayLike | str | None) -> dict[str, np.ndarray]:
         return groups
     name, labels = "", np.asarray(by)
     if isinstance(by, str):
-        if by not in logs.observation_names:
-            raise unknown("observation", by, logs.observation_names)
-        name = f"{by} = "
-        labels = logs.observations[:, logs.observation_names.index(by)]
+        name, labels = f"{by} = ", _labels(logs, by)
     if labels.shape != (len(logs),):
         raise ValueError(
             f"by must be one label per decision, {len(logs)} in all, or the name of an "
@@ -247,6 +245,19 @@ def _subgroups(logs: Logs, by: ArrayLike | str | None) -> dict[str, np.ndarray]:
         label = f"{value:g}" if labels.dtype.kind == "f" else str(value)
         groups[name + label] = np.flatnonzero(labels == value)
     return groups
+
+
+def _labels(logs: Logs, name: str) -> np.ndarray:
+    """The values of an observation, or the categories of a column of text, `[n]`."""
+    for column in logs.columns:
+        if column.name == name and column.categories:
+            places = [logs.observation_names.index(own) for own in column.observation_names]
+            codes = logs.observations[:, places] @ np.arange(1, len(column.categories))
+            return np.array(column.categories)[codes.astype(int)]
+    if name not in logs.observation_names:
+        texts = [column.name for column in logs.columns if column.categories]
+        raise unknown("observation", name, [*logs.observation_names, *texts])
+    return logs.observations[:, logs.observation_names.index(name)]
 
 
 def _warn_about_weights(
