@@ -27,6 +27,7 @@ class Ridge:
     weights: np.ndarray  # [regressors, outputs], fitted to all rows
     by_fold: np.ndarray  # [folds, regressors, outputs], fitted to the rows outside each fold
     predictions: np.ndarray  # [n, outputs], each row predicted from the other folds
+    penalties: np.ndarray  # [outputs], per row
 
 
 def ridge(
@@ -47,8 +48,7 @@ def ridge(
     [1.0, 2.0]
     """
     num, outputs = targets.shape
-    size = np.ones(design.shape[1])
-    size[list(free)] = _UNPENALISED
+    size = _sizes(design, free)
     design = design * size
     rows = [folds == fold for fold in range(folds.max() + 1)]
     squares = [design[own].T @ design[own] for own in rows]
@@ -67,12 +67,41 @@ def ridge(
         outside.append((axes, values, projected, others))
     penalties = _PENALTIES[errors.argmin(axis=0)]
     by_fold = np.stack([v @ (p / (values + penalties * n)) for v, values, p, n in outside])
-    values, axes = np.linalg.eigh(square)
-    weights = axes @ ((axes.T @ product) / (np.maximum(values, 0)[:, None] + penalties * num))
+    weights = _solved(square, product, penalties * num)
     predictions = np.empty((num, outputs))
     for own, part in zip(rows, by_fold, strict=True):
         predictions[own] = design[own] @ part
-    return Ridge(size[:, None] * weights, size[:, None] * by_fold, predictions)
+    return Ridge(size[:, None] * weights, size[:, None] * by_fold, predictions, penalties)
+
+
+def ridge_weights(
+    design: np.ndarray, targets: np.ndarray, penalties: np.ndarray, *, free: Sequence[int] = (0,)
+) -> np.ndarray:
+    """Weights `[regressors, outputs]` of a ridge regression whose penalties are given.
+
+    Args:
+        design: Regressors, `[n, regressors]`.
+        targets: Values to explain, `[n, outputs]`.
+        penalties: Penalty of each output, per row, `[outputs]`.
+        free: Columns of the design that are not shrunk, such as the constant.
+    """
+    size = _sizes(design, free)
+    design = design * size
+    return size[:, None] * _solved(design.T @ design, design.T @ targets, penalties * len(design))
+
+
+def _sizes(design: np.ndarray, free: Sequence[int]) -> np.ndarray:
+    """Factors of the columns; they make the penalty of free columns negligible in any unit."""
+    size, free = np.ones(design.shape[1]), list(free)
+    scale = np.sqrt(np.mean(design[:, free] ** 2, axis=0))
+    size[free] = _UNPENALISED / np.where(scale > 0, scale, 1.0)
+    return size
+
+
+def _solved(square: np.ndarray, product: np.ndarray, penalties: np.ndarray) -> np.ndarray:
+    """Weights from the second moments of the regressors and with the targets."""
+    values, axes = np.linalg.eigh(square)
+    return axes @ ((axes.T @ product) / (np.maximum(values, 0)[:, None] + penalties))
 
 
 @dataclass(frozen=True)
@@ -97,8 +126,7 @@ def leave_one_out_ridge(
         free: Columns of the design that are not shrunk, such as the constant.
     """
     num = len(design)
-    size = np.ones(design.shape[1])
-    size[list(free)] = _UNPENALISED
+    size = _sizes(design, free)
     design = design * size
     values, axes = np.linalg.eigh(design.T @ design)
     values = np.maximum(values, 0)[:, None]
@@ -324,14 +352,20 @@ class Table:
 
     def find(self, values: np.ndarray) -> np.ndarray:
         """The number of each row, `[n]`; raises `ValueError` for a row outside the table."""
-        numbers = {row.tobytes(): i for i, row in enumerate(self.rows)}
-        found = [numbers.get(row.tobytes(), -1) for row in np.ascontiguousarray(values) + 0.0]
-        if -1 in found:
+        found = self.numbers(values)
+        if (found < 0).any():
+            first = int(np.argmax(found < 0))
             raise ValueError(
-                f"row {found.index(-1)}, {values[found.index(-1)]}, is not among the "
-                f"{len(self.rows)} observations in the table"
+                f"row {first}, {values[first]}, is not among the {len(self.rows)} observations in "
+                "the table"
             )
-        return np.array(found, dtype=int)
+        return found
+
+    def numbers(self, values: np.ndarray) -> np.ndarray:
+        """The number of each row, `[n]`; −1 for a row outside the table."""
+        numbers = {row.tobytes(): i for i, row in enumerate(self.rows)}
+        rows = np.ascontiguousarray(values) + 0.0
+        return np.array([numbers.get(row.tobytes(), -1) for row in rows], dtype=int)
 
 
 def mean_by(cells: np.ndarray, num_cells: int, values: np.ndarray) -> np.ndarray:

@@ -14,6 +14,8 @@ import numpy as np
 
 from cqm.arguments import whole_number
 from cqm.logs.dataset import Logs
+from cqm.models.log_bases import bases_of, regress, repeated_cells
+from cqm.models.log_effects import fit_doubly_robust, fit_residuals
 from cqm.models.log_estimator import LogEstimator, check_cells
 from cqm.models.log_steps import fit_steps
 from cqm.models.predictors import FourierPredictor, Predictor, TablePredictor
@@ -27,11 +29,11 @@ from cqm.regression import (
     Table,
     inverse_root,
     mean_by,
-    ridge,
     shrunk_covariance,
 )
 
 _WAVES = 64  # number of random Fourier features of the effects; the baseline has twice as many
+_BASELINE_DRAWS = 2  # sets of random Fourier features of the baseline
 
 
 class ResidualModel(LogEstimator):
@@ -73,7 +75,7 @@ class ResidualModel(LogEstimator):
         outcome: Literal["full", "additive"] = "full",
         draws: int = 64,
         width: int | None = None,
-        members: int = 1,
+        members: int = 8,
         folds: int = 5,
         weighting: bool = True,
         reference: Reference = None,
@@ -126,26 +128,38 @@ class ResidualModel(LogEstimator):
         seen = inputs(logs.observations)
         propensities = self._propensities(logs, seen)
         rng = np.random.default_rng(self.seed)
+        cells, folds, taken = repeated_cells(logs.observations), self._folds(logs), taken_actions(logs)
         targets = logs.outcomes @ subspace.measures
         later = later_regressors(logs, seen[:, : len(subspace)])
-        baseline = RandomFourierFeatures.draw(seen, 2 * _WAVES, rng)(seen)
-        baseline = np.concatenate([baseline, later], axis=1)
-        folds = self._folds(logs)
-        residuals = targets - ridge(baseline, targets, folds).predictions
+        waves = _drawn(seen, 2 * _WAVES, _BASELINE_DRAWS, rng)
+        baseline = regress(
+            bases_of(seen, waves, cells),
+            targets,
+            folds,
+            logs.groups,
+            design_fn=lambda regressors: np.concatenate([regressors, later], axis=1),
+        )
+        residuals = targets - baseline.predictions
         root = np.eye(len(subspace)) / (residuals.std() or 1.0)
         if self.weighting:
             root = inverse_root(shrunk_covariance(residuals))
-        residuals, taken = residuals @ root, taken_actions(logs)
-        members = []
-        for _ in range(self.members):
-            features = RandomFourierFeatures.draw(seen, _WAVES, rng)
-            weights = self._action_weights(features(seen), taken, propensities, residuals, folds)
-            members.append((features, weights))
+        residuals = residuals @ root
+        waves = _drawn(seen, _WAVES, self.members, rng)
+        bases = bases_of(seen, waves, cells)
+        shared = bases[-1].draws[0]() if self.doubly_robust else np.empty((len(logs), 0))
+        bases = bases[:1] if self.outcome == "additive" else bases
+        rest = (residuals, folds, logs.groups)
+        if self.doubly_robust:
+            fitted = fit_doubly_robust(bases, shared, taken, propensities, *rest)
+        else:
+            fitted = fit_residuals(bases, taken - propensities, *rest)
+        self.notes_.append(f"baseline: {baseline.describe()}")
+        self.notes_.append(f"effects: {fitted.description}")
         regressor = "actions" if self.doubly_robust else "actions minus propensities"
         weighting = "with" if self.weighting else "without"
         self.notes_.append(f"outcomes regressed on {regressor}, {weighting} weighting")
         basis = subspace.reconstruction @ np.linalg.inv(root).T
-        return FourierPredictor.of_members(inputs, members, basis)
+        return fitted.predictor(inputs, waves, cells, basis)
 
     def _learn_table(self, logs: Logs) -> TablePredictor:
         table = Table.of(logs.observations)
@@ -177,30 +191,8 @@ class ResidualModel(LogEstimator):
             effects = effects + mean_by(cells, num_cells, corrections)
         return TablePredictor(table, center(effects))
 
-    def _action_weights(
-        self,
-        regressors: np.ndarray,
-        taken: np.ndarray,
-        propensities: np.ndarray,
-        residuals: np.ndarray,
-        folds: np.ndarray,
-    ) -> np.ndarray:
-        """Weights `[actions, regressors, outputs]` of the effects, up to a shared shift."""
-        num_actions, outputs = taken.shape[1], residuals.shape[1]
-        used = regressors[:, :1] if self.outcome == "additive" else regressors
-        expected = 1 / num_actions if self.doubly_robust else propensities
-        difference = (taken - expected)[:, :, None] * used[:, None]
-        design = difference.reshape(len(regressors), -1)
-        if self.doubly_robust:  # the outcome regression must not depend on the propensities
-            design = np.concatenate([design, regressors], axis=1)
-        size = used.shape[1]
-        free = range(0, design.shape[1], size)[: num_actions + 1]  # each action's own average
-        fitted = ridge(design, residuals, folds, free=free)
-        weights = np.zeros((num_actions, regressors.shape[1], outputs))
-        weights[:, :size] = fitted.weights[: num_actions * size].reshape(num_actions, size, outputs)
-        if not self.doubly_robust:
-            return weights
-        errors = residuals - fitted.predictions
-        corrections = center((taken / propensities)[..., None] * errors[:, None])
-        again = ridge(regressors, corrections.reshape(len(regressors), -1), folds)
-        return weights + np.moveaxis(again.weights.reshape(-1, num_actions, outputs), 0, 1)
+
+def _drawn(
+    inputs: np.ndarray, num: int, draws: int, rng: np.random.Generator
+) -> list[RandomFourierFeatures]:
+    return [RandomFourierFeatures.draw(inputs, num, rng) for _ in range(draws)]

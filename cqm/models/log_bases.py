@@ -1,0 +1,199 @@
+"""Bases: the functions of the state among which a regression on logs chooses.
+
+No basis suits all problems. Random Fourier features can bend with the state but shrink true slopes;
+slopes cannot bend; if the same observations come back, the mean of each is best. Held-out rows
+compare them. Their losses are mostly noise, so bases that they cannot tell apart are averaged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from cqm.regression import RandomFourierFeatures, Ridge, Table, ridge, ridge_weights
+
+_DOUBT = 1.5  # standard errors at which a basis has lost about a fifth of its plausibility
+_LEAST_WEIGHT = 0.02
+_COMPARED_DRAWS = 2  # draws of random features that take part in the comparison
+_ROWS_PER_CELL = 10  # with fewer rows per distinct observation, observations do not repeat
+_MOST_CELLS = 400
+_GLANCE = 2_000  # rows that show whether observations repeat
+
+
+@dataclass(frozen=True)
+class Basis:
+    """Functions of the state; those with random features have one set of functions per draw."""
+
+    name: str
+    draws: tuple[Callable[[], np.ndarray], ...]  # each returns regressors [n, size]
+    size: int  # number of functions
+    num_free: int  # the first functions, whose weights are not shrunk
+
+
+@dataclass(frozen=True)
+class Cells:
+    """The distinct observations of logs in which observations repeat."""
+
+    table: Table
+    numbers: np.ndarray  # [n], the cell of each row
+
+    def regressors(self) -> np.ndarray:
+        """A constant and the indicator of each cell, `[n, 1 + cells]`."""
+        own = self.numbers[:, None] == np.arange(len(self.table.rows))
+        return np.concatenate([np.ones((len(own), 1)), own], axis=1)
+
+
+def repeated_cells(observations: np.ndarray) -> Cells | None:
+    """The distinct observations, if there are few of them for the number of rows.
+
+    >>> cells = repeated_cells(np.array([[0.0], [1.0]] * 20))
+    >>> cells.table.rows.tolist()
+    [[0.0], [1.0]]
+    >>> repeated_cells(np.arange(40.0)[:, None])
+    """
+    for rows in (observations[:_GLANCE], observations):
+        table = Table.of(rows)
+        if not 2 <= len(table.rows) <= min(_MOST_CELLS, len(rows) // _ROWS_PER_CELL):
+            return None
+    return Cells(table, table.find(observations))
+
+
+def bases_of(
+    inputs: np.ndarray, waves: Sequence[RandomFourierFeatures], cells: Cells | None
+) -> list[Basis]:
+    """The bases that suit the inputs `[n, inputs]`, simplest first."""
+    num, size = inputs.shape
+
+    def linear() -> np.ndarray:
+        return np.concatenate([np.ones((num, 1)), inputs], axis=1)
+
+    # Functions with default arguments, because a closure would see the last of the waves only.
+    draws = tuple(lambda own=own: own(inputs) for own in waves)
+    width = 1 + size + len(waves[0].phases)
+    bases = [
+        Basis("constant", (lambda: np.ones((num, 1)),), 1, 1),
+        Basis("linear", (linear,), 1 + size, 1),
+        Basis("Fourier with free slopes", draws, width, 1 + size),
+        Basis("Fourier", draws, width, 1),
+    ]
+    if cells is not None:
+        bases.append(Basis("cells", (cells.regressors,), 1 + len(cells.table.rows), 1))
+    return sorted(bases, key=lambda basis: basis.size)
+
+
+@dataclass(frozen=True)
+class Average:
+    """Regressions on several bases and the weight of each."""
+
+    bases: list[Basis]
+    weights: np.ndarray  # [bases, outputs], each output's with sum 1
+    fitted: list[list[np.ndarray]]  # by basis and draw: weights of the design [columns, outputs]
+    predictions: np.ndarray  # [n, outputs], each row predicted from the other folds
+
+    def describe(self) -> str:
+        """The bases and their mean weights over outputs, largest first."""
+        shares = self.weights.mean(axis=1)
+        order = [i for i in np.argsort(-shares) if shares[i] > 0]
+        return ", ".join(f"{self.bases[i].name} {shares[i]:.0%}" for i in order)
+
+
+DesignFn = Callable[[np.ndarray], np.ndarray]  # regressors [n, size] -> design [n, columns]
+
+
+def regress(
+    bases: Sequence[Basis],
+    targets: np.ndarray,
+    folds: np.ndarray,
+    groups: np.ndarray | None,
+    *,
+    design_fn: DesignFn = lambda regressors: regressors,
+    num_blocks: int = 1,
+    others_free: int = 0,
+) -> Average:
+    """Regress targets `[n, outputs]` on every basis, and weight them by held-out losses.
+
+    Args:
+        bases: The bases, simplest first.
+        targets: Values to explain.
+        folds: Fold of each row, `[n]`.
+        groups: Group number of each row, `[n]`; rows of one group are not independent.
+        design_fn: Makes the design out of a basis's regressors.
+        num_blocks: Number of blocks, one copy of the basis each, that the design begins with.
+        others_free: Number of columns right after these blocks that are not shrunk.
+    """
+    free, compared, predictions = [], [], []
+    for basis in bases:
+        columns = [
+            block * basis.size + i for block in range(num_blocks) for i in range(basis.num_free)
+        ]
+        free.append([*columns, *range(num_blocks * basis.size, num_blocks * basis.size + others_free)])
+        tried = [
+            ridge(design_fn(regressors()), targets, folds, free=free[-1])
+            for regressors in basis.draws[:_COMPARED_DRAWS]
+        ]
+        compared.append(tried)
+        predictions.append(np.mean([each.predictions for each in tried], axis=0))
+    weights = plausibilities([(targets - each) ** 2 for each in predictions], groups)
+    fitted = [
+        _all_draws(basis, tried, targets, design_fn, own) if share.any() else []
+        for basis, tried, own, share in zip(bases, compared, free, weights, strict=True)
+    ]
+    total = sum(share * each for share, each in zip(weights, predictions, strict=True))
+    return Average(list(bases), weights, fitted, np.asarray(total))
+
+
+def _all_draws(
+    basis: Basis,
+    tried: Sequence[Ridge],
+    targets: np.ndarray,
+    design_fn: DesignFn,
+    free: Sequence[int],
+) -> list[np.ndarray]:
+    """Weights by draw; draws that were not compared take the penalties of the first."""
+    rest = [
+        ridge_weights(design_fn(regressors()), targets, tried[0].penalties, free=free)
+        for regressors in basis.draws[len(tried) :]
+    ]
+    return [*(each.weights for each in tried), *rest]
+
+
+def plausibilities(losses: Sequence[np.ndarray], groups: np.ndarray | None = None) -> np.ndarray:
+    """How plausible it is that each candidate is the best, `[candidates, outputs]`, with sum 1.
+
+    Plausibility falls like a normal density with the distance from the lowest mean loss, in
+    standard errors of the difference. A candidate that loses more than a simpler one is left out:
+    its complexity has bought nothing, and a few enormous losses must not pass for uncertainty.
+
+    Args:
+        losses: Losses on held-out rows, `[n, outputs]` each, simplest candidate first.
+        groups: Group number of each row, `[n]`; rows of one group are not independent.
+
+    >>> worse = np.array([[1.0], [1.2], [1.0], [1.2]])  # by 0.1 ± 0.05
+    >>> plausibilities([worse, np.ones((4, 1))]).round(2).ravel().tolist()
+    [0.29, 0.71]
+    >>> plausibilities([np.ones((4, 1)), worse]).ravel().tolist()
+    [1.0, 0.0]
+    """
+    means = np.stack([each.mean(axis=0) for each in losses])  # [candidates, outputs]
+    best = np.argmin(means, axis=0)
+    lowest = np.stack([losses[own][:, j] for j, own in enumerate(best)], axis=1)
+    weights = np.zeros(means.shape)
+    for i, each in enumerate(losses):
+        excess = each - lowest
+        distance = (means[i] - means.min(axis=0)) / np.maximum(standard_errors(excess, groups), 1e-100)
+        earns = (means[i] <= means[:i]).all(axis=0) if i else np.ones(len(best), bool)
+        weights[i] = np.where(earns, np.exp(-0.5 * (distance / _DOUBT) ** 2), 0.0)
+    weights /= weights.sum(axis=0)
+    weights[weights < _LEAST_WEIGHT] = 0.0
+    return weights / weights.sum(axis=0)
+
+
+def standard_errors(values: np.ndarray, groups: np.ndarray | None) -> np.ndarray:
+    """Standard errors of the column means of values `[n, outputs]`, where groups are independent."""
+    deviations = values - values.mean(axis=0)
+    if groups is not None:
+        names, own = np.unique(groups, return_inverse=True)
+        deviations = np.stack([np.bincount(own, column, len(names)) for column in deviations.T], 1)
+    return np.sqrt((deviations**2).sum(axis=0)) / len(values)
