@@ -75,6 +75,7 @@ def bases_of(
     bases = [
         Basis("constant", (lambda: np.ones((num, 1)),), 1, 1),
         Basis("linear", (linear,), 1 + size, 1),
+        Basis("free slopes", (linear,), 1 + size, 1 + size),
         Basis("Fourier with free slopes", draws, width, 1 + size),
         Basis("Fourier", draws, width, 1),
     ]

@@ -91,6 +91,7 @@ def fit_residuals(
 
 def fit_doubly_robust(
     bases: Sequence[Basis],
+    linear: np.ndarray,
     shared: np.ndarray,
     taken: np.ndarray,
     propensities: np.ndarray,
@@ -107,6 +108,7 @@ def fit_doubly_robust(
 
     Args:
         bases: The bases to choose from.
+        linear: A constant and the inputs, `[n, 1 + inputs]`.
         shared: Regressors for what all actions have in common, `[n, ...]`, a constant first.
         taken: Indicators of the actions taken, `[n, actions]`.
         propensities: `[n, actions]`.
@@ -116,16 +118,17 @@ def fit_doubly_robust(
     """
     num, num_actions = taken.shape
     coding = contrasts(num_actions)
-    # Actions in the first blocks, propensities in the others.
-    both = np.concatenate([taken @ coding, propensities @ coding], axis=1)
+    moved = (taken - 1 / num_actions) @ coding
+    # The same for all bases, so that they are compared by the effects alone.
+    others = np.concatenate([_products(propensities @ coding, linear), shared], axis=1)
     found = regress(
         bases,
         residuals,
         folds,
         groups,
-        design_fn=lambda regressors: np.concatenate([_products(both, regressors), shared], axis=1),
-        num_blocks=both.shape[1],
-        others_free=1,
+        design_fn=lambda regressors: np.concatenate([_products(moved, regressors), others], axis=1),
+        num_blocks=num_actions - 1,
+        others_free=(num_actions - 1) * linear.shape[1] + 1,
     )
     errors = residuals - found.predictions
     weights = inverse_propensities(taken, propensities) @ coding  # [n, contrasts]

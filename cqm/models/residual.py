@@ -145,12 +145,12 @@ class ResidualModel(LogEstimator):
             root = inverse_root(shrunk_covariance(residuals))
         residuals = residuals @ root
         waves = _drawn(seen, _WAVES, self.members, rng)
-        bases = bases_of(seen, waves, cells)
-        shared = bases[-1].draws[0]() if self.doubly_robust else np.empty((len(logs), 0))
+        bases_of_all = bases = bases_of(seen, waves, cells)
         bases = bases[:1] if self.outcome == "additive" else bases
         rest = (residuals, folds, logs.groups)
         if self.doubly_robust:
-            fitted = fit_doubly_robust(bases, shared, taken, propensities, *rest)
+            linear, shared = bases_of_all[1].draws[0](), bases_of_all[-1].draws[0]()
+            fitted = fit_doubly_robust(bases, linear, shared, taken, propensities, *rest)
         else:
             fitted = fit_residuals(bases, taken - propensities, *rest)
         self.notes_.append(f"baseline: {baseline.describe()}")
