@@ -19,7 +19,8 @@ import numpy as np
 
 NUM_GROUPS = 128  # groups of rows that share a sign
 _FLIPS = 100
-_SURE = 3.5  # standard deviations above the mean by chance; exceeded in about one of 500 null sets
+_SURE = 3.5  # standard deviations above the mean by chance; exceeded in about 1 of 500 null sets
+_LIKELY = 2.0  # the same for further directions, once one is sure; exceeded in about 1 of 25
 _DAMPED = 0.05  # regressors whose variance is a smaller share of the mean count for less
 
 
@@ -66,7 +67,7 @@ class DirectionTest:
         return cls(root @ scores.observed, root @ drawn, rank, scores.degrees, single)
 
     def clearest(
-        self, rest: np.ndarray, noise: np.ndarray, floor: float
+        self, rest: np.ndarray, noise: np.ndarray, floor: float, *, first: bool
     ) -> tuple[bool, np.ndarray]:
         """Whether the clearest direction within `rest` stands out, and that direction.
 
@@ -74,19 +75,24 @@ class DirectionTest:
             rest: Orthonormal directions that are still to be tested, `[features, size]`.
             noise: Covariance of the noise, `[features, features]`.
             floor: Least variance of the noise in any direction.
+            first: Whether no direction has stood out yet. Where actions move something, they often
+                move more, so that further directions need less evidence.
         """
+        sure = _SURE if first else _LIKELY
         if self.single:
-            return self._clearest_feature(rest, noise, floor)
+            return self._clearest_feature(rest, noise, floor, sure)
         scales, axes = np.linalg.eigh(rest.T @ noise @ rest)
         to_white = rest @ (axes / np.sqrt(np.maximum(scales, floor)))
         _, strengths, found = np.linalg.svd(self.observed @ to_white)
         direction = to_white @ found[0]
         factor = _unknown_noise_factor(rest.shape[1], self.rank, self.degrees)
         chance = np.linalg.norm(self.flipped @ to_white, ord=2, axis=(1, 2))
-        return _stands_out(strengths[0], chance * factor), direction / np.linalg.norm(direction)
+        return _stands_out(strengths[0], chance * factor, sure), direction / np.linalg.norm(
+            direction
+        )
 
     def _clearest_feature(
-        self, rest: np.ndarray, noise: np.ndarray, floor: float
+        self, rest: np.ndarray, noise: np.ndarray, floor: float, sure: float
     ) -> tuple[bool, np.ndarray]:
         within = rest @ rest.T  # column j: the part of feature j that is still to be tested
         length = np.sqrt(np.diag(within))
@@ -97,15 +103,15 @@ class DirectionTest:
         strengths = np.linalg.norm(self.observed @ within, axis=0) / spread
         chance = (np.linalg.norm(self.flipped @ within, axis=1) / spread).max(axis=1)
         best = int(strengths.argmax())
-        return _stands_out(strengths[best], chance), within[:, best]
+        return _stands_out(strengths[best], chance, sure), within[:, best]
 
 
-def _stands_out(strength: float, chance: np.ndarray) -> bool:
-    return bool(strength > chance.mean() + _SURE * chance.std())
+def _stands_out(strength: float, chance: np.ndarray, sure: float) -> bool:
+    return bool(strength > chance.mean() + sure * chance.std())
 
 
 def _unknown_noise_factor(size: int, rank: float, degrees: int) -> float:
-    """How much larger the strongest signal-to-noise ratio is by chance if the noise is estimated."""
+    """Factor of the strongest signal-to-noise ratio by chance if the noise is estimated."""
     if degrees <= size + 1:
         return np.inf
     total = degrees + rank - 1

@@ -53,11 +53,11 @@ def repeated_cells(observations: np.ndarray) -> Cells | None:
     [[0.0], [1.0]]
     >>> repeated_cells(np.arange(40.0)[:, None])
     """
-    for rows in (observations[:_GLANCE], observations):
-        table = Table.of(rows)
-        if not 2 <= len(table.rows) <= min(_MOST_CELLS, len(rows) // _ROWS_PER_CELL):
+    for seen in (observations[:_GLANCE], observations):
+        rows, numbers = np.unique(seen + 0.0, axis=0, return_inverse=True)
+        if not 2 <= len(rows) <= min(_MOST_CELLS, len(seen) // _ROWS_PER_CELL):
             return None
-    return Cells(table, table.find(observations))
+    return Cells(Table(rows), numbers.ravel())
 
 
 def bases_of(
@@ -129,7 +129,9 @@ def regress(
         columns = [
             block * basis.size + i for block in range(num_blocks) for i in range(basis.num_free)
         ]
-        free.append([*columns, *range(num_blocks * basis.size, num_blocks * basis.size + others_free)])
+        free.append(
+            [*columns, *range(num_blocks * basis.size, num_blocks * basis.size + others_free)]
+        )
         tried = [
             ridge(design_fn(regressors()), targets, folds, free=free[-1])
             for regressors in basis.draws[:_COMPARED_DRAWS]
@@ -183,7 +185,9 @@ def plausibilities(losses: Sequence[np.ndarray], groups: np.ndarray | None = Non
     weights = np.zeros(means.shape)
     for i, each in enumerate(losses):
         excess = each - lowest
-        distance = (means[i] - means.min(axis=0)) / np.maximum(standard_errors(excess, groups), 1e-100)
+        distance = (means[i] - means.min(axis=0)) / np.maximum(
+            standard_errors(excess, groups), 1e-100
+        )
         earns = (means[i] <= means[:i]).all(axis=0) if i else np.ones(len(best), bool)
         weights[i] = np.where(earns, np.exp(-0.5 * (distance / _DOUBT) ** 2), 0.0)
     weights /= weights.sum(axis=0)
@@ -192,7 +196,7 @@ def plausibilities(losses: Sequence[np.ndarray], groups: np.ndarray | None = Non
 
 
 def standard_errors(values: np.ndarray, groups: np.ndarray | None) -> np.ndarray:
-    """Standard errors of the column means of values `[n, outputs]`, where groups are independent."""
+    """Standard errors of the means of values `[n, outputs]` if groups are independent."""
     deviations = values - values.mean(axis=0)
     if groups is not None:
         names, own = np.unique(groups, return_inverse=True)

@@ -13,6 +13,8 @@ from cqm.models.preprocessing import Coordinates
 from cqm.models.propensities import inverse_propensities
 from cqm.regression import RandomFourierFeatures
 
+_ROWS_PER_SLOPE = 20  # rows per slope that is not shrunk
+
 
 @dataclass(frozen=True)
 class Part:
@@ -91,7 +93,7 @@ def fit_residuals(
 
 def fit_doubly_robust(
     bases: Sequence[Basis],
-    linear: np.ndarray,
+    inputs: np.ndarray,
     shared: np.ndarray,
     taken: np.ndarray,
     propensities: np.ndarray,
@@ -108,7 +110,7 @@ def fit_doubly_robust(
 
     Args:
         bases: The bases to choose from.
-        linear: A constant and the inputs, `[n, 1 + inputs]`.
+        inputs: `[n, inputs]`, the most important ones first.
         shared: Regressors for what all actions have in common, `[n, ...]`, a constant first.
         taken: Indicators of the actions taken, `[n, actions]`.
         propensities: `[n, actions]`.
@@ -120,6 +122,8 @@ def fit_doubly_robust(
     coding = contrasts(num_actions)
     moved = (taken - 1 / num_actions) @ coding
     # The same for all bases, so that they are compared by the effects alone.
+    few = max(1, num // (_ROWS_PER_SLOPE * (num_actions - 1)))
+    linear = np.concatenate([np.ones((num, 1)), inputs[:, :few]], axis=1)
     others = np.concatenate([_products(propensities @ coding, linear), shared], axis=1)
     found = regress(
         bases,

@@ -15,7 +15,7 @@ _WAVES = 64
 _TEMPERATURES = 2.0 ** np.linspace(-0.5, 2, 11)  # high ones move probabilities towards equal ones
 _PRIOR_COUNTS = (1.0, 4.0, 16.0, 64.0)  # decisions that the overall shares count for in a cell
 _SMALLEST = 1e-3
-_LEAST_TRIMMED = 10.0  # weights below this are never trimmed
+_LEAST_TRIMMED = 20.0  # weights below this are never trimmed
 
 
 def taken_actions(logs: Logs) -> np.ndarray:
@@ -52,11 +52,11 @@ def estimated_propensities(
 def inverse_propensities(taken: np.ndarray, propensities: np.ndarray) -> np.ndarray:
     """Weights of the actions taken, `[n, actions]`: inverse propensities, with mean 1 per action.
 
-    A weight far above the square root of the number of decisions would let one decision outweigh
-    all others, so weights are trimmed there, with a warning.
+    Weights above the square root of the number of decisions, which would let a few decisions
+    outweigh all others, are trimmed, with a warning.
     """
     weights = taken / propensities
-    most = max(_LEAST_TRIMMED, np.sqrt(len(taken)) / 4)
+    most = max(_LEAST_TRIMMED, float(np.sqrt(len(taken))))
     if weights.max() > most:
         warnings.warn(
             f"the largest inverse propensity is {weights.max():.0f}, and {(weights > most).sum()} "

@@ -16,12 +16,11 @@ from cqm.arguments import whole_number
 from cqm.logs.dataset import Logs
 from cqm.models.log_bases import bases_of, regress, repeated_cells
 from cqm.models.log_effects import fit_doubly_robust, fit_residuals
-from cqm.models.log_estimator import LogEstimator, check_cells
+from cqm.models.log_estimator import MEMBERS, LogEstimator, check_cells
 from cqm.models.log_steps import fit_steps
 from cqm.models.predictors import FourierPredictor, Predictor, TablePredictor
-from cqm.models.preprocessing import Coordinates
 from cqm.models.propensities import taken_actions
-from cqm.models.subspace import Subspace, later_regressors
+from cqm.models.subspace import later_regressors
 from cqm.models.training import Training
 from cqm.quotient import Reference, center
 from cqm.regression import (
@@ -47,7 +46,8 @@ class ResidualModel(LogEstimator):
         outcome: `full` if effects depend on the state, `additive` if they are the same everywhere.
         draws: Number of fresh continuations that `steps` averages over.
         width: Width of the hidden layers of `steps`; 256 by default.
-        members: Number of networks, or of sets of random Fourier features, to average.
+        members: Number of networks, or of sets of random Fourier features, to average; by default
+            one network or eight sets.
         folds: Number of folds for cross-fitting.
         weighting: Weight by the inverse noise covariance and keep only directions in which effects
             are visible (generalised instead of ordinary least squares).
@@ -75,7 +75,7 @@ class ResidualModel(LogEstimator):
         outcome: Literal["full", "additive"] = "full",
         draws: int = 64,
         width: int | None = None,
-        members: int = 8,
+        members: int | None = None,
         folds: int = 5,
         weighting: bool = True,
         reference: Reference = None,
@@ -117,18 +117,17 @@ class ResidualModel(LogEstimator):
                 f"{list(logs.feature_names)[:4]}... and observations "
                 f"{list(logs.observation_names)[:4]}..."
             )
-        subspace, inputs = self._coordinates(logs)
         if self.method == "steps":
+            subspace = self._subspace(logs, logs.propensities)
             return fit_steps(self, logs, subspace.measures, options)
-        return self._learn_direct(logs, subspace, inputs)
+        return self._learn_direct(logs)
 
-    def _learn_direct(
-        self, logs: Logs, subspace: Subspace, inputs: Coordinates
-    ) -> FourierPredictor:
+    def _learn_direct(self, logs: Logs) -> FourierPredictor:
+        subspace, inputs, propensities = self._prepared(logs)
         seen = inputs(logs.observations)
-        propensities = self._propensities(logs, seen)
         rng = np.random.default_rng(self.seed)
-        cells, folds, taken = repeated_cells(logs.observations), self._folds(logs), taken_actions(logs)
+        cells, folds = repeated_cells(logs.observations), self._folds(logs)
+        taken = taken_actions(logs)
         targets = logs.outcomes @ subspace.measures
         later = later_regressors(logs, seen[:, : len(subspace)])
         waves = _drawn(seen, 2 * _WAVES, _BASELINE_DRAWS, rng)
@@ -144,13 +143,13 @@ class ResidualModel(LogEstimator):
         if self.weighting:
             root = inverse_root(shrunk_covariance(residuals))
         residuals = residuals @ root
-        waves = _drawn(seen, _WAVES, self.members, rng)
-        bases_of_all = bases = bases_of(seen, waves, cells)
+        waves = _drawn(seen, _WAVES, self.members or MEMBERS, rng)
+        bases = bases_of(seen, waves, cells)
+        shared = bases[-1].draws[0]()
         bases = bases[:1] if self.outcome == "additive" else bases
         rest = (residuals, folds, logs.groups)
         if self.doubly_robust:
-            linear, shared = bases_of_all[1].draws[0](), bases_of_all[-1].draws[0]()
-            fitted = fit_doubly_robust(bases, linear, shared, taken, propensities, *rest)
+            fitted = fit_doubly_robust(bases, seen, shared, taken, propensities, *rest)
         else:
             fitted = fit_residuals(bases, taken - propensities, *rest)
         self.notes_.append(f"baseline: {baseline.describe()}")

@@ -47,10 +47,14 @@ class Subspace:
         return self.measures.shape[1]
 
 
-def visible_subspace(logs: Logs) -> Subspace:
+def visible_subspace(logs: Logs, propensities: np.ndarray | None) -> Subspace:
     """The directions in which logs show effects; the least noisy one if they show none.
 
     Estimated from single steps if the features are the next observation, otherwise from outcomes.
+
+    Args:
+        logs: The trajectories.
+        propensities: Probabilities of the first actions, `[n, actions]`; None if unknown.
     """
     single_steps = logs.features_are_next_observation
     before, after, actions = logs.observations, logs.outcomes, logs.first_actions
@@ -61,9 +65,7 @@ def visible_subspace(logs: Logs) -> Subspace:
         after = logs.features.reshape(-1, after.shape[1])
         actions = logs.actions.ravel()
         groups = np.repeat(groups, logs.recipe.horizon)
-    if logs.propensities is not None and (not single_steps or logs.recipe.horizon == 1):
-        propensities = logs.propensities
-    else:
+    if propensities is None or len(propensities) < len(actions):
         shares = np.bincount(actions, minlength=logs.num_actions) / len(actions)
         propensities = np.tile(shares, (len(actions), 1))
     found = find_subspace(
@@ -143,13 +145,14 @@ def find_subspace(
     )
     # One direction at a time, each orthogonal to the previous ones: those with the best signal-to-
     # noise ratios may all be close to the one with the smallest noise.
-    for test in tests:
-        while basis.shape[1] < size:
-            rest = null_space(basis.T) if basis.shape[1] else np.eye(size)
-            visible, direction = test.clearest(rest, noise, floor)
-            if not visible:
-                break
-            basis = np.column_stack([basis, direction])
+    first = True
+    while basis.shape[1] < size:
+        rest = null_space(basis.T) if basis.shape[1] else np.eye(size)
+        tried = (test.clearest(rest, noise, floor, first=first) for test in tests)
+        direction = next((direction for visible, direction in tried if visible), None)
+        if direction is None:
+            break
+        basis, first = np.column_stack([basis, direction]), False
     return Subspace(basis / units[:, None], basis * units[:, None])
 
 
@@ -233,12 +236,12 @@ def _scores(
     for group in range(num_groups):
         members = np.flatnonzero(numbers == group)
         for start in range(0, len(members), _CHUNK):
-            rows = members[start : start + _CHUNK]
-            own = regressors(rows)
+            some = members[start : start + _CHUNK]
+            own = regressors(some)
             moved = own[:, states:] - own[:, :states] @ by_state
             # A row pulls the regression towards itself, the more the further out it lies.
             outside = np.maximum(1 - ((own @ inverse) * own).sum(axis=1), 0.1)
-            errors = (outcomes[rows] - own @ weights) / outside[:, None]
+            errors = (outcomes[some] - own @ weights) / outside[:, None]
             by_chance[group] += moved.T @ errors
     observed = joint[states:] - by_state.T @ joint[:states]
     left = design[states:, states:] - by_state.T @ design[:states, states:]
