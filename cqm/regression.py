@@ -49,29 +49,29 @@ def ridge(
     """
     num, outputs = targets.shape
     size = _sizes(design, free)
-    design = design * size
     rows = [folds == fold for fold in range(folds.max() + 1)]
-    squares = [design[own].T @ design[own] for own in rows]
-    products = [design[own].T @ targets[own] for own in rows]
-    square, product = sum(squares), sum(products)
+    moments = [_moments(design[own], targets[own], size) for own in rows]
+    squares, products = zip(*moments, strict=True)
+    square, product = np.sum(squares, axis=0), np.sum(products, axis=0)
     errors = np.zeros((len(_PENALTIES), outputs))
     outside = []  # per fold: axes, variances along them, covariances with the targets, rows
     for own, part, joint in zip(rows, squares, products, strict=True):
         values, axes = np.linalg.eigh(square - part)
         values, projected = np.maximum(values, 0)[:, None], axes.T @ (product - joint)
         others = num - int(own.sum())
-        inside = design[own] @ axes
+        inside = design[own] @ (size[:, None] * axes)
         for i, penalty in enumerate(_PENALTIES):
             guesses = inside @ (projected / (values + penalty * others))
             errors[i] += ((guesses - targets[own]) ** 2).sum(axis=0)
         outside.append((axes, values, projected, others))
     penalties = _PENALTIES[errors.argmin(axis=0)]
     by_fold = np.stack([v @ (p / (values + penalties * n)) for v, values, p, n in outside])
-    weights = _solved(square, product, penalties * num)
+    by_fold = size[:, None] * by_fold
+    weights = size[:, None] * _solved(square, product, penalties * num)
     predictions = np.empty((num, outputs))
     for own, part in zip(rows, by_fold, strict=True):
         predictions[own] = design[own] @ part
-    return Ridge(size[:, None] * weights, size[:, None] * by_fold, predictions, penalties)
+    return Ridge(weights, by_fold, predictions, penalties)
 
 
 def ridge_weights(
@@ -86,16 +86,23 @@ def ridge_weights(
         free: Columns of the design that are not shrunk, such as the constant.
     """
     size = _sizes(design, free)
-    design = design * size
-    return size[:, None] * _solved(design.T @ design, design.T @ targets, penalties * len(design))
+    square, product = _moments(design, targets, size)
+    return size[:, None] * _solved(square, product, penalties * len(design))
 
 
 def _sizes(design: np.ndarray, free: Sequence[int]) -> np.ndarray:
     """Factors of the columns; they make the penalty of free columns negligible in any unit."""
     size, free = np.ones(design.shape[1]), list(free)
-    scale = np.sqrt(np.mean(design[:, free] ** 2, axis=0))
+    scale = np.linalg.norm(design[:, free], axis=0) / np.sqrt(len(design))
     size[free] = _UNPENALISED / np.where(scale > 0, scale, 1.0)
     return size
+
+
+def _moments(
+    design: np.ndarray, targets: np.ndarray, size: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Second moments of the regressors times their factors, and with the targets."""
+    return design.T @ design * size * size[:, None], design.T @ targets * size[:, None]
 
 
 def _solved(square: np.ndarray, product: np.ndarray, penalties: np.ndarray) -> np.ndarray:

@@ -84,94 +84,116 @@ def bases_of(
     return sorted(bases, key=lambda basis: basis.size)
 
 
-@dataclass(frozen=True)
-class Average:
-    """Regressions on several bases and the weight of each."""
-
-    bases: list[Basis]
-    weights: np.ndarray  # [bases, outputs], each output's with sum 1
-    fitted: list[list[np.ndarray]]  # by basis and draw: weights of the design [columns, outputs]
-    predictions: np.ndarray  # [n, outputs], each row predicted from the other folds
-
-    def describe(self) -> str:
-        """The bases and their mean weights over outputs, largest first."""
-        shares = self.weights.mean(axis=1)
-        order = [i for i in np.argsort(-shares) if shares[i] > 0]
-        return ", ".join(f"{self.bases[i].name} {shares[i]:.0%}" for i in order)
-
-
 DesignFn = Callable[[np.ndarray], np.ndarray]  # regressors [n, size] -> design [n, columns]
 
 
+@dataclass(frozen=True)
+class Candidate:
+    """A way to regress: a basis and the design that is made out of its regressors."""
+
+    basis: Basis
+    design_fn: DesignFn
+    free: Sequence[int]  # columns of the design whose weights are not shrunk
+    offset: np.ndarray | float = 0.0  # [n, outputs], subtracted from the targets before
+    family: str = ""  # candidates are compared with simpler ones of the same family
+    name: str = ""  # by default that of the basis
+
+    def describe(self) -> str:
+        """A name for the model card."""
+        return self.name or self.basis.name
+
+
+def on_state(bases: Sequence[Basis], others: np.ndarray | None = None) -> list[Candidate]:
+    """Regressions on the state, and on other regressors `[n, ...]` if given."""
+
+    def design(regressors: np.ndarray) -> np.ndarray:
+        return regressors if others is None else np.concatenate([regressors, others], axis=1)
+
+    return [Candidate(basis, design, range(basis.num_free)) for basis in bases]
+
+
+@dataclass(frozen=True)
+class Average:
+    """Several regressions and the weight of each."""
+
+    candidates: list[Candidate]
+    weights: np.ndarray  # [candidates, outputs], each output's with sum 1
+    fitted: list[list[np.ndarray]]  # by candidate and draw: weights [columns, outputs]
+    predictions: np.ndarray  # [n, outputs], each row predicted from the other folds
+
+    def describe(self) -> str:
+        """The candidates and their mean weights over outputs, largest first."""
+        shares = self.weights.mean(axis=1)
+        order = [i for i in np.argsort(-shares) if shares[i] > 0]
+        return ", ".join(f"{self.candidates[i].describe()} {shares[i]:.0%}" for i in order)
+
+
 def regress(
-    bases: Sequence[Basis],
+    candidates: Sequence[Candidate],
     targets: np.ndarray,
     folds: np.ndarray,
     groups: np.ndarray | None,
-    *,
-    design_fn: DesignFn = lambda regressors: regressors,
-    num_blocks: int = 1,
-    others_free: int = 0,
 ) -> Average:
-    """Regress targets `[n, outputs]` on every basis, and weight them by held-out losses.
+    """Regress targets `[n, outputs]` in several ways, and weight them by held-out losses.
 
     Args:
-        bases: The bases, simplest first.
+        candidates: The ways to regress, within each family the simplest first.
         targets: Values to explain.
         folds: Fold of each row, `[n]`.
         groups: Group number of each row, `[n]`; rows of one group are not independent.
-        design_fn: Makes the design out of a basis's regressors.
-        num_blocks: Number of blocks, one copy of the basis each, that the design begins with.
-        others_free: Number of columns right after these blocks that are not shrunk.
     """
-    free, compared, predictions = [], [], []
-    for basis in bases:
-        columns = [
-            block * basis.size + i for block in range(num_blocks) for i in range(basis.num_free)
-        ]
-        free.append(
-            [*columns, *range(num_blocks * basis.size, num_blocks * basis.size + others_free)]
-        )
+    compared, predictions = [], []
+    for own in candidates:
         tried = [
-            ridge(design_fn(regressors()), targets, folds, free=free[-1])
-            for regressors in basis.draws[:_COMPARED_DRAWS]
+            ridge(own.design_fn(regressors()), targets - own.offset, folds, free=own.free)
+            for regressors in own.basis.draws[:_COMPARED_DRAWS]
         ]
         compared.append(tried)
-        predictions.append(np.mean([each.predictions for each in tried], axis=0))
-    weights = plausibilities([(targets - each) ** 2 for each in predictions], groups)
+        predictions.append(own.offset + np.mean([each.predictions for each in tried], axis=0))
+    weights = plausibilities(
+        [(targets - each) ** 2 for each in predictions],
+        groups,
+        families=[own.family for own in candidates],
+    )
     fitted = [
-        _all_draws(basis, tried, targets, design_fn, own) if share.any() else []
-        for basis, tried, own, share in zip(bases, compared, free, weights, strict=True)
+        _all_draws(own, tried, targets) if share.any() else []
+        for own, tried, share in zip(candidates, compared, weights, strict=True)
     ]
     total = sum(share * each for share, each in zip(weights, predictions, strict=True))
-    return Average(list(bases), weights, fitted, np.asarray(total))
+    return Average(list(candidates), weights, fitted, np.asarray(total))
 
 
-def _all_draws(
-    basis: Basis,
-    tried: Sequence[Ridge],
-    targets: np.ndarray,
-    design_fn: DesignFn,
-    free: Sequence[int],
-) -> list[np.ndarray]:
+def _all_draws(own: Candidate, tried: Sequence[Ridge], targets: np.ndarray) -> list[np.ndarray]:
     """Weights by draw; draws that were not compared take the penalties of the first."""
     rest = [
-        ridge_weights(design_fn(regressors()), targets, tried[0].penalties, free=free)
-        for regressors in basis.draws[len(tried) :]
+        ridge_weights(
+            own.design_fn(regressors()),
+            targets - own.offset,
+            tried[0].penalties,
+            free=own.free,
+        )
+        for regressors in own.basis.draws[len(tried) :]
     ]
     return [*(each.weights for each in tried), *rest]
 
 
-def plausibilities(losses: Sequence[np.ndarray], groups: np.ndarray | None = None) -> np.ndarray:
+def plausibilities(
+    losses: Sequence[np.ndarray],
+    groups: np.ndarray | None = None,
+    *,
+    families: Sequence[str] | None = None,
+) -> np.ndarray:
     """How plausible it is that each candidate is the best, `[candidates, outputs]`, with sum 1.
 
     Plausibility falls like a normal density with the distance from the lowest mean loss, in
-    standard errors of the difference. A candidate that loses more than a simpler one is left out:
-    its complexity has bought nothing, and a few enormous losses must not pass for uncertainty.
+    standard errors of the difference. A candidate that loses more than a simpler one of its family
+    is left out: its complexity has bought nothing, and a few enormous losses must not pass for
+    uncertainty.
 
     Args:
         losses: Losses on held-out rows, `[n, outputs]` each, simplest candidate first.
         groups: Group number of each row, `[n]`; rows of one group are not independent.
+        families: Family of each candidate; by default there is one family.
 
     >>> worse = np.array([[1.0], [1.2], [1.0], [1.2]])  # by 0.1 ± 0.05
     >>> plausibilities([worse, np.ones((4, 1))]).round(2).ravel().tolist()
@@ -188,7 +210,8 @@ def plausibilities(losses: Sequence[np.ndarray], groups: np.ndarray | None = Non
         distance = (means[i] - means.min(axis=0)) / np.maximum(
             standard_errors(excess, groups), 1e-100
         )
-        earns = (means[i] <= means[:i]).all(axis=0) if i else np.ones(len(best), bool)
+        simpler = [j for j in range(i) if families is None or families[j] == families[i]]
+        earns = (means[i] <= means[simpler]).all(axis=0)
         weights[i] = np.where(earns, np.exp(-0.5 * (distance / _DOUBT) ** 2), 0.0)
     weights /= weights.sum(axis=0)
     weights[weights < _LEAST_WEIGHT] = 0.0

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from cqm.models.log_bases import Average, Basis, Cells, regress
+from cqm.models.log_bases import Average, Basis, Candidate, Cells, on_state, regress
 from cqm.models.predictors import FourierPredictor
 from cqm.models.preprocessing import Coordinates
 from cqm.models.propensities import inverse_propensities
@@ -62,44 +62,42 @@ class FittedEffects:
         return replace(predictor, cells=cells.table, deviations=deviations)
 
 
-def fit_residuals(
-    bases: Sequence[Basis],
-    differences: np.ndarray,
-    residuals: np.ndarray,
-    folds: np.ndarray,
-    groups: np.ndarray | None,
-) -> FittedEffects:
+@dataclass(frozen=True)
+class Decisions:
+    """What the regressions of effects see of logs, one row per decision."""
+
+    taken: np.ndarray  # [n, actions], indicators of the actions taken
+    propensities: np.ndarray  # [n, actions]
+    outcomes: np.ndarray  # [n, outputs]
+    baseline: np.ndarray  # [n, outputs], what the state explains of them, cross-fitted
+    inputs: np.ndarray  # [n, inputs], the most important ones first
+    later: np.ndarray  # [n, ...], regressors for later actions
+    folds: np.ndarray  # [n]
+    groups: np.ndarray | None  # [n]
+
+    def regress(self, candidates: Sequence[Candidate]) -> Average:
+        """Regress the outcomes."""
+        return regress(candidates, self.outcomes, self.folds, self.groups)
+
+
+def fit_residuals(bases: Sequence[Basis], decisions: Decisions) -> FittedEffects:
     """Effects from residual outcomes (the R-learner of Nie and Wager 2021, with several actions).
 
-    Args:
-        bases: The bases to choose from.
-        differences: Indicators of the action taken minus propensities, `[n, actions]`.
-        residuals: Outcomes minus what the state explains, `[n, outputs]`.
-        folds: Fold of each row, `[n]`.
-        groups: Group number of each row, `[n]`, or None.
+    What the state explains is subtracted from outcomes, and propensities from the indicators of the
+    actions, so that errors in what all actions share do little harm.
     """
-    coding = contrasts(differences.shape[1])
-    moved = differences @ coding
-    found = regress(
-        bases,
-        residuals,
-        folds,
-        groups,
-        design_fn=lambda regressors: _products(moved, regressors),
-        num_blocks=coding.shape[1],
-    )
+    coding = contrasts(decisions.taken.shape[1])
+    moved = (decisions.taken - decisions.propensities) @ coding
+    candidates = [
+        _candidate(basis, moved, np.empty((len(moved), 0)), 0, offset=decisions.baseline)
+        for basis in bases
+    ]
+    found = decisions.regress([*_with_linear_baseline(bases, decisions), *candidates])
     return FittedEffects(_parts(found, coding), found.describe())
 
 
 def fit_doubly_robust(
-    bases: Sequence[Basis],
-    inputs: np.ndarray,
-    shared: np.ndarray,
-    taken: np.ndarray,
-    propensities: np.ndarray,
-    residuals: np.ndarray,
-    folds: np.ndarray,
-    groups: np.ndarray | None,
+    bases: Sequence[Basis], shared: np.ndarray, decisions: Decisions
 ) -> FittedEffects:
     """Effects from an outcome regression, corrected where inverse propensities show that it errs.
 
@@ -110,37 +108,74 @@ def fit_doubly_robust(
 
     Args:
         bases: The bases to choose from.
-        inputs: `[n, inputs]`, the most important ones first.
         shared: Regressors for what all actions have in common, `[n, ...]`, a constant first.
-        taken: Indicators of the actions taken, `[n, actions]`.
-        propensities: `[n, actions]`.
-        residuals: Outcomes minus what the state explains, `[n, outputs]`.
-        folds: Fold of each row, `[n]`.
-        groups: Group number of each row, `[n]`, or None.
+        decisions: The decisions to learn from.
     """
-    num, num_actions = taken.shape
+    num, num_actions = decisions.taken.shape
     coding = contrasts(num_actions)
-    moved = (taken - 1 / num_actions) @ coding
+    moved = (decisions.taken - 1 / num_actions) @ coding
     # The same for all bases, so that they are compared by the effects alone.
     few = max(1, num // (_ROWS_PER_SLOPE * (num_actions - 1)))
-    linear = np.concatenate([np.ones((num, 1)), inputs[:, :few]], axis=1)
-    others = np.concatenate([_products(propensities @ coding, linear), shared], axis=1)
-    found = regress(
-        bases,
-        residuals,
-        folds,
-        groups,
-        design_fn=lambda regressors: np.concatenate([_products(moved, regressors), others], axis=1),
-        num_blocks=num_actions - 1,
-        others_free=(num_actions - 1) * linear.shape[1] + 1,
-    )
-    errors = residuals - found.predictions
-    weights = inverse_propensities(taken, propensities) @ coding  # [n, contrasts]
+    linear = np.concatenate([np.ones((num, 1)), decisions.inputs[:, :few]], axis=1)
+    expected = _products(decisions.propensities @ coding, linear)
+    others = np.concatenate([expected, shared], axis=1)
+    candidates = [
+        _candidate(basis, moved, others, expected.shape[1] + 1, offset=decisions.baseline)
+        for basis in bases
+    ]
+    found = decisions.regress([*_with_linear_baseline(bases, decisions), *candidates])
+    errors = decisions.outcomes - found.predictions
+    weights = inverse_propensities(decisions.taken, decisions.propensities) @ coding
     corrections = (weights[:, :, None] * errors[:, None]).reshape(num, -1)
     nothing = Basis("nothing", (lambda: np.zeros((num, 1)),), 1, 1)
-    again = regress([nothing, *bases], corrections, folds, groups)
+    again = regress(on_state([nothing, *bases]), corrections, decisions.folds, decisions.groups)
     parts = [*_parts(found, coding), *_corrections(again, coding)]
     return FittedEffects(tuple(parts), f"{found.describe()}; corrected by {again.describe()}")
+
+
+def _with_linear_baseline(bases: Sequence[Basis], decisions: Decisions) -> list[Candidate]:
+    """Effects and a linear baseline in one regression, which is the best if both are linear."""
+    num, num_actions = decisions.taken.shape
+    moved = (decisions.taken - 1 / num_actions) @ contrasts(num_actions)
+    others = np.concatenate([np.ones((num, 1)), decisions.inputs, decisions.later], axis=1)
+    return [
+        _candidate(basis, moved, others, 1, family="linear baseline")
+        for basis in bases
+        if basis.name in ("constant", "linear")
+    ]
+
+
+def _candidate(
+    basis: Basis,
+    moved: np.ndarray,
+    others: np.ndarray,
+    others_free: int,
+    *,
+    offset: np.ndarray | float = 0.0,
+    family: str = "",
+) -> Candidate:
+    """A regression on products of actions and functions of the state, and on others.
+
+    Args:
+        basis: The functions of the state.
+        moved: The actions taken, along contrasts, `[n, contrasts]`.
+        others: Regressors that have no part in the effects, `[n, ...]`.
+        others_free: The first of these, whose weights are not shrunk.
+        offset: What is subtracted from outcomes before, `[n, outputs]`.
+        family: Family of the candidate, which becomes part of its name.
+    """
+    size, num_blocks = basis.size, moved.shape[1]
+    free = [block * size + i for block in range(num_blocks) for i in range(basis.num_free)]
+    free += range(num_blocks * size, num_blocks * size + others_free)
+    name = f"{basis.name} with {family}" if family else basis.name
+    return Candidate(
+        basis,
+        lambda regressors: np.concatenate([_products(moved, regressors), others], axis=1),
+        free,
+        offset,
+        family,
+        name,
+    )
 
 
 def contrasts(num_actions: int) -> np.ndarray:
@@ -160,8 +195,8 @@ def _products(moved: np.ndarray, regressors: np.ndarray) -> np.ndarray:
 def _parts(found: Average, coding: np.ndarray) -> tuple[Part, ...]:
     """Effects whose regressors are products of contrasts and functions of the state."""
     return tuple(
-        Part(basis, [_of_actions(share * fit, basis.size, coding) for fit in fits])
-        for basis, share, fits in zip(found.bases, found.weights, found.fitted, strict=True)
+        Part(own.basis, [_of_actions(share * fit, own.basis.size, coding) for fit in fits])
+        for own, share, fits in zip(found.candidates, found.weights, found.fitted, strict=True)
         if fits
     )
 
@@ -174,7 +209,8 @@ def _of_actions(fit: np.ndarray, size: int, coding: np.ndarray) -> np.ndarray:
 def _corrections(again: Average, coding: np.ndarray) -> list[Part]:
     """Effects that were regressed on the state alone, contrast by contrast."""
     parts = []
-    for basis, share, fits in zip(again.bases, again.weights, again.fitted, strict=True):
+    for own, share, fits in zip(again.candidates, again.weights, again.fitted, strict=True):
+        basis = own.basis
         if fits and basis.name != "nothing":
             split = [(share * fit).reshape(basis.size, coding.shape[1], -1) for fit in fits]
             parts.append(Part(basis, [np.einsum("ac,scd->asd", coding, each) for each in split]))

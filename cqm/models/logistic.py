@@ -8,6 +8,7 @@ from scipy.optimize import minimize
 _PENALTIES = 10.0 ** np.arange(0.0, -5.5, -1)  # per row, for regressors of unit size
 _UNPENALISED = 1e3  # scale at which the penalty of the constant becomes negligible
 _COMPARED_ROWS = 4_000  # enough rows to choose a penalty
+_FITTED_ROWS = 100_000  # enough rows to fit the weights
 _MOST_STEPS = 100
 
 
@@ -26,9 +27,8 @@ def cross_fitted_logistic(
     size = np.ones(regressors.shape[1])
     size[0] = _UNPENALISED
     design = regressors * size
-    # Folds are random, so the first rows are as good a sample as any, unless logs have a rhythm.
-    step = -(-len(design) // _COMPARED_ROWS)
-    sample = np.random.default_rng(0).permutation(len(design))[::step]
+    shuffled = np.random.default_rng(0).permutation(len(design))
+    sample = shuffled[:_COMPARED_ROWS]
     losses = np.zeros(len(_PENALTIES))
     for fold in range(folds.max() + 1):
         own, other = sample[folds[sample] == fold], sample[folds[sample] != fold]
@@ -40,9 +40,9 @@ def cross_fitted_logistic(
     penalty = float(_PENALTIES[losses.argmin()])
     probabilities = np.empty(taken.shape)
     for fold in range(folds.max() + 1):
-        own, other = folds == fold, folds != fold
-        moments = np.linalg.eigh(design[other].T @ design[other] / int(other.sum()))
-        weights = _fit(design[other], taken[other], penalty, moments, weights)
+        own, other = folds == fold, shuffled[folds[shuffled] != fold][:_FITTED_ROWS]
+        moments = np.linalg.eigh(design[other].T @ design[other] / len(other))
+        weights = _fit(design[other], taken[other], penalty, moments, np.zeros(weights.shape))
         probabilities[own] = _softmax(design[own] @ weights)
     return probabilities
 

@@ -14,8 +14,8 @@ import numpy as np
 
 from cqm.arguments import whole_number
 from cqm.logs.dataset import Logs
-from cqm.models.log_bases import bases_of, regress, repeated_cells
-from cqm.models.log_effects import fit_doubly_robust, fit_residuals
+from cqm.models.log_bases import bases_of, on_state, regress, repeated_cells
+from cqm.models.log_effects import Decisions, fit_doubly_robust, fit_residuals
 from cqm.models.log_estimator import MEMBERS, LogEstimator, check_cells
 from cqm.models.log_steps import fit_steps
 from cqm.models.predictors import FourierPredictor, Predictor, TablePredictor
@@ -127,31 +127,33 @@ class ResidualModel(LogEstimator):
         seen = inputs(logs.observations)
         rng = np.random.default_rng(self.seed)
         cells, folds = repeated_cells(logs.observations), self._folds(logs)
-        taken = taken_actions(logs)
         targets = logs.outcomes @ subspace.measures
         later = later_regressors(logs, seen[:, : len(subspace)])
         waves = _drawn(seen, 2 * _WAVES, _BASELINE_DRAWS, rng)
-        baseline = regress(
-            bases_of(seen, waves, cells),
-            targets,
-            folds,
-            logs.groups,
-            design_fn=lambda regressors: np.concatenate([regressors, later], axis=1),
-        )
+        candidates = on_state(bases_of(seen, waves, cells), later)
+        baseline = regress(candidates, targets, folds, logs.groups)
         residuals = targets - baseline.predictions
         root = np.eye(len(subspace)) / (residuals.std() or 1.0)
         if self.weighting:
             root = inverse_root(shrunk_covariance(residuals))
-        residuals = residuals @ root
         waves = _drawn(seen, _WAVES, self.members or MEMBERS, rng)
         bases = bases_of(seen, waves, cells)
         shared = bases[-1].draws[0]()
         bases = bases[:1] if self.outcome == "additive" else bases
-        rest = (residuals, folds, logs.groups)
+        decisions = Decisions(
+            taken_actions(logs),
+            propensities,
+            targets @ root,
+            baseline.predictions @ root,
+            seen,
+            later,
+            folds,
+            logs.groups,
+        )
         if self.doubly_robust:
-            fitted = fit_doubly_robust(bases, seen, shared, taken, propensities, *rest)
+            fitted = fit_doubly_robust(bases, shared, decisions)
         else:
-            fitted = fit_residuals(bases, taken - propensities, *rest)
+            fitted = fit_residuals(bases, decisions)
         self.notes_.append(f"baseline: {baseline.describe()}")
         self.notes_.append(f"effects: {fitted.description}")
         regressor = "actions" if self.doubly_robust else "actions minus propensities"

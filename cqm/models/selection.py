@@ -16,7 +16,7 @@ import numpy as np
 from cqm.arguments import function, instance, mapping, real_numbers, whole_number
 from cqm.logs.dataset import Logs
 from cqm.models.estimator import Estimator
-from cqm.models.log_bases import bases_of, regress, repeated_cells
+from cqm.models.log_bases import bases_of, on_state, regress, repeated_cells
 from cqm.models.preprocessing import input_coordinates
 from cqm.models.propensities import (
     estimated_propensities,
@@ -71,13 +71,8 @@ def held_out_scores(
     later = later_regressors(logs, seen[:, : basis.shape[1]])
     rng = np.random.default_rng(seed)
     waves = [RandomFourierFeatures.draw(seen, 2 * _WAVES, rng)]
-    baseline = regress(
-        bases_of(seen, waves, cells),
-        targets,
-        folds,
-        logs.groups,
-        design_fn=lambda regressors: np.concatenate([regressors, later], axis=1),
-    )
+    candidates = on_state(bases_of(seen, waves, cells), later)
+    baseline = regress(candidates, targets, folds, logs.groups)
     residuals = targets - baseline.predictions
     # In units of each direction's noise; a full covariance would blame one direction for another's
     # error.
