@@ -21,6 +21,7 @@ NUM_GROUPS = 128  # groups of rows that share a sign
 _FLIPS = 100
 _SURE = 3.5  # standard deviations above the mean by chance; exceeded in about 1 of 500 null sets
 _LIKELY = 2.0  # the same for further directions, once one is sure; exceeded in about 1 of 25
+_MANY = 8  # number of features from which on the first direction must be sure
 _DAMPED = 0.05  # regressors whose variance is a smaller share of the mean count for less
 
 
@@ -76,9 +77,11 @@ class DirectionTest:
             noise: Covariance of the noise, `[features, features]`.
             floor: Least variance of the noise in any direction.
             first: Whether no direction has stood out yet. Where actions move something, they often
-                move more, so that further directions need less evidence.
+                move more, so that further directions need less evidence; so do few features, whose
+                noise does little harm.
         """
-        sure = _SURE if first else _LIKELY
+        many = min(1.0, (len(rest) - 1) / (_MANY - 1)) if first else 0.0
+        sure = _LIKELY + many * (_SURE - _LIKELY)
         if self.single:
             return self._clearest_feature(rest, noise, floor, sure)
         scales, axes = np.linalg.eigh(rest.T @ noise @ rest)

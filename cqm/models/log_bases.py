@@ -14,7 +14,9 @@ import numpy as np
 
 from cqm.regression import RandomFourierFeatures, Ridge, Table, ridge, ridge_weights
 
-_DOUBT = 1.5  # standard errors at which a basis has lost about a fifth of its plausibility
+# Standard errors of doubt. A regression that misses a part of the truth has an excess loss of half
+# that part's own size in standard errors, so that 0.5 would be Akaike's weights.
+_DOUBT = 0.7
 _LEAST_WEIGHT = 0.02
 _COMPARED_DRAWS = 2  # draws of random features that take part in the comparison
 _ROWS_PER_CELL = 10  # with fewer rows per distinct observation, observations do not repeat
@@ -94,13 +96,6 @@ class Candidate:
     basis: Basis
     design_fn: DesignFn
     free: Sequence[int]  # columns of the design whose weights are not shrunk
-    offset: np.ndarray | float = 0.0  # [n, outputs], subtracted from the targets before
-    family: str = ""  # candidates are compared with simpler ones of the same family
-    name: str = ""  # by default that of the basis
-
-    def describe(self) -> str:
-        """A name for the model card."""
-        return self.name or self.basis.name
 
 
 def on_state(bases: Sequence[Basis], others: np.ndarray | None = None) -> list[Candidate]:
@@ -125,7 +120,7 @@ class Average:
         """The candidates and their mean weights over outputs, largest first."""
         shares = self.weights.mean(axis=1)
         order = [i for i in np.argsort(-shares) if shares[i] > 0]
-        return ", ".join(f"{self.candidates[i].describe()} {shares[i]:.0%}" for i in order)
+        return ", ".join(f"{self.candidates[i].basis.name} {shares[i]:.0%}" for i in order)
 
 
 def regress(
@@ -137,7 +132,7 @@ def regress(
     """Regress targets `[n, outputs]` in several ways, and weight them by held-out losses.
 
     Args:
-        candidates: The ways to regress, within each family the simplest first.
+        candidates: The ways to regress, simplest first.
         targets: Values to explain.
         folds: Fold of each row, `[n]`.
         groups: Group number of each row, `[n]`; rows of one group are not independent.
@@ -145,16 +140,12 @@ def regress(
     compared, predictions = [], []
     for own in candidates:
         tried = [
-            ridge(own.design_fn(regressors()), targets - own.offset, folds, free=own.free)
+            ridge(own.design_fn(regressors()), targets, folds, free=own.free)
             for regressors in own.basis.draws[:_COMPARED_DRAWS]
         ]
         compared.append(tried)
-        predictions.append(own.offset + np.mean([each.predictions for each in tried], axis=0))
-    weights = plausibilities(
-        [(targets - each) ** 2 for each in predictions],
-        groups,
-        families=[own.family for own in candidates],
-    )
+        predictions.append(np.mean([each.predictions for each in tried], axis=0))
+    weights = plausibilities([(targets - each) ** 2 for each in predictions], groups)
     fitted = [
         _all_draws(own, tried, targets) if share.any() else []
         for own, tried, share in zip(candidates, compared, weights, strict=True)
@@ -166,38 +157,28 @@ def regress(
 def _all_draws(own: Candidate, tried: Sequence[Ridge], targets: np.ndarray) -> list[np.ndarray]:
     """Weights by draw; draws that were not compared take the penalties of the first."""
     rest = [
-        ridge_weights(
-            own.design_fn(regressors()),
-            targets - own.offset,
-            tried[0].penalties,
-            free=own.free,
-        )
+        ridge_weights(own.design_fn(regressors()), targets, tried[0].penalties, free=own.free)
         for regressors in own.basis.draws[len(tried) :]
     ]
     return [*(each.weights for each in tried), *rest]
 
 
-def plausibilities(
-    losses: Sequence[np.ndarray],
-    groups: np.ndarray | None = None,
-    *,
-    families: Sequence[str] | None = None,
-) -> np.ndarray:
+def plausibilities(losses: Sequence[np.ndarray], groups: np.ndarray | None = None) -> np.ndarray:
     """How plausible it is that each candidate is the best, `[candidates, outputs]`, with sum 1.
 
     Plausibility falls like a normal density with the distance from the lowest mean loss, in
-    standard errors of the difference. A candidate that loses more than a simpler one of its family
-    is left out: its complexity has bought nothing, and a few enormous losses must not pass for
-    uncertainty.
+    standard errors of the difference. A candidate that loses more than a simpler one is left out:
+    its complexity has bought nothing, and a few enormous losses must not pass for uncertainty.
 
     Args:
         losses: Losses on held-out rows, `[n, outputs]` each, simplest candidate first.
         groups: Group number of each row, `[n]`; rows of one group are not independent.
-        families: Family of each candidate; by default there is one family.
 
     >>> worse = np.array([[1.0], [1.2], [1.0], [1.2]])  # by 0.1 ± 0.05
-    >>> plausibilities([worse, np.ones((4, 1))]).round(2).ravel().tolist()
-    [0.29, 0.71]
+    >>> plausibilities([worse, np.ones((4, 1))]).round(3).ravel().tolist()
+    [0.0, 1.0]
+    >>> plausibilities([worse - 0.05, np.ones((4, 1))]).round(2).ravel().tolist()  # 0.05 ± 0.05
+    [0.26, 0.74]
     >>> plausibilities([np.ones((4, 1)), worse]).ravel().tolist()
     [1.0, 0.0]
     """
@@ -210,8 +191,7 @@ def plausibilities(
         distance = (means[i] - means.min(axis=0)) / np.maximum(
             standard_errors(excess, groups), 1e-100
         )
-        simpler = [j for j in range(i) if families is None or families[j] == families[i]]
-        earns = (means[i] <= means[simpler]).all(axis=0)
+        earns = (means[i] <= means[:i]).all(axis=0)
         weights[i] = np.where(earns, np.exp(-0.5 * (distance / _DOUBT) ** 2), 0.0)
     weights /= weights.sum(axis=0)
     weights[weights < _LEAST_WEIGHT] = 0.0

@@ -68,16 +68,14 @@ class Decisions:
 
     taken: np.ndarray  # [n, actions], indicators of the actions taken
     propensities: np.ndarray  # [n, actions]
-    outcomes: np.ndarray  # [n, outputs]
-    baseline: np.ndarray  # [n, outputs], what the state explains of them, cross-fitted
+    residuals: np.ndarray  # [n, outputs], outcomes minus what the state explains, cross-fitted
     inputs: np.ndarray  # [n, inputs], the most important ones first
-    later: np.ndarray  # [n, ...], regressors for later actions
     folds: np.ndarray  # [n]
     groups: np.ndarray | None  # [n]
 
     def regress(self, candidates: Sequence[Candidate]) -> Average:
-        """Regress the outcomes."""
-        return regress(candidates, self.outcomes, self.folds, self.groups)
+        """Regress the residuals."""
+        return regress(candidates, self.residuals, self.folds, self.groups)
 
 
 def fit_residuals(bases: Sequence[Basis], decisions: Decisions) -> FittedEffects:
@@ -88,11 +86,8 @@ def fit_residuals(bases: Sequence[Basis], decisions: Decisions) -> FittedEffects
     """
     coding = contrasts(decisions.taken.shape[1])
     moved = (decisions.taken - decisions.propensities) @ coding
-    candidates = [
-        _candidate(basis, moved, np.empty((len(moved), 0)), 0, offset=decisions.baseline)
-        for basis in bases
-    ]
-    found = decisions.regress([*_with_linear_baseline(bases, decisions), *candidates])
+    nothing_else = np.empty((len(moved), 0))
+    found = decisions.regress([_candidate(basis, moved, nothing_else, 0) for basis in bases])
     return FittedEffects(_parts(found, coding), found.describe())
 
 
@@ -119,12 +114,9 @@ def fit_doubly_robust(
     linear = np.concatenate([np.ones((num, 1)), decisions.inputs[:, :few]], axis=1)
     expected = _products(decisions.propensities @ coding, linear)
     others = np.concatenate([expected, shared], axis=1)
-    candidates = [
-        _candidate(basis, moved, others, expected.shape[1] + 1, offset=decisions.baseline)
-        for basis in bases
-    ]
-    found = decisions.regress([*_with_linear_baseline(bases, decisions), *candidates])
-    errors = decisions.outcomes - found.predictions
+    num_free = expected.shape[1] + 1
+    found = decisions.regress([_candidate(basis, moved, others, num_free) for basis in bases])
+    errors = decisions.residuals - found.predictions
     weights = inverse_propensities(decisions.taken, decisions.propensities) @ coding
     corrections = (weights[:, :, None] * errors[:, None]).reshape(num, -1)
     nothing = Basis("nothing", (lambda: np.zeros((num, 1)),), 1, 1)
@@ -133,27 +125,7 @@ def fit_doubly_robust(
     return FittedEffects(tuple(parts), f"{found.describe()}; corrected by {again.describe()}")
 
 
-def _with_linear_baseline(bases: Sequence[Basis], decisions: Decisions) -> list[Candidate]:
-    """Effects and a linear baseline in one regression, which is the best if both are linear."""
-    num, num_actions = decisions.taken.shape
-    moved = (decisions.taken - 1 / num_actions) @ contrasts(num_actions)
-    others = np.concatenate([np.ones((num, 1)), decisions.inputs, decisions.later], axis=1)
-    return [
-        _candidate(basis, moved, others, 1, family="linear baseline")
-        for basis in bases
-        if basis.name in ("constant", "linear")
-    ]
-
-
-def _candidate(
-    basis: Basis,
-    moved: np.ndarray,
-    others: np.ndarray,
-    others_free: int,
-    *,
-    offset: np.ndarray | float = 0.0,
-    family: str = "",
-) -> Candidate:
+def _candidate(basis: Basis, moved: np.ndarray, others: np.ndarray, others_free: int) -> Candidate:
     """A regression on products of actions and functions of the state, and on others.
 
     Args:
@@ -161,20 +133,14 @@ def _candidate(
         moved: The actions taken, along contrasts, `[n, contrasts]`.
         others: Regressors that have no part in the effects, `[n, ...]`.
         others_free: The first of these, whose weights are not shrunk.
-        offset: What is subtracted from outcomes before, `[n, outputs]`.
-        family: Family of the candidate, which becomes part of its name.
     """
     size, num_blocks = basis.size, moved.shape[1]
     free = [block * size + i for block in range(num_blocks) for i in range(basis.num_free)]
     free += range(num_blocks * size, num_blocks * size + others_free)
-    name = f"{basis.name} with {family}" if family else basis.name
     return Candidate(
         basis,
         lambda regressors: np.concatenate([_products(moved, regressors), others], axis=1),
         free,
-        offset,
-        family,
-        name,
     )
 
 

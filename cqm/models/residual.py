@@ -143,10 +143,8 @@ class ResidualModel(LogEstimator):
         decisions = Decisions(
             taken_actions(logs),
             propensities,
-            targets @ root,
-            baseline.predictions @ root,
+            residuals @ root,
             seen,
-            later,
             folds,
             logs.groups,
         )

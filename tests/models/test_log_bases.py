@@ -23,7 +23,7 @@ def chosen(inputs, targets, observations=None):
     found = regress(on_state(bases_of(inputs, waves, cells)), targets[:, None], folds, None)
     shares = found.weights[:, 0]
     assert shares.sum() == pytest.approx(1)
-    return {found.candidates[i].describe(): shares[i] for i in np.argsort(-shares) if shares[i] > 0}
+    return {found.candidates[i].basis.name: shares[i] for i in np.argsort(-shares) if shares[i] > 0}
 
 
 FUNCTIONS = {
