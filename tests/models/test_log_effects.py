@@ -14,6 +14,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:effects are set to zero"),  # with 500 rows, some are
     pytest.mark.filterwarnings("ignore:no effect stood out"),
     pytest.mark.filterwarnings("ignore:poor coverage"),
+    pytest.mark.filterwarnings("ignore:the largest inverse propensity"),  # it is extreme
 ]
 
 
@@ -67,7 +68,7 @@ def test_a_bent_baseline_does_not_mislead():
 @pytest.mark.parametrize("num", [500, 2000, 8000])
 def test_finite_observations_are_as_exact_as_by_cell_means(num):
     ours, theirs = [], []
-    for seed in range(5):
+    for seed in range(10 if num == 500 else 4):
         problem = Problem.random(np.random.default_rng(seed))
         logs = problem.logs(num, np.random.default_rng(seed), propensities="unknown")
         default, table = ResidualModel().fit(logs), ResidualModel(method="tabular").fit(logs)
