@@ -89,6 +89,8 @@ class DirectionTest:
         _, strengths, found = np.linalg.svd(self.observed @ to_white)
         direction = to_white @ found[0]
         factor = _unknown_noise_factor(rest.shape[1], self.rank, self.degrees)
+        if not np.isfinite(factor):  # too few rows to know the noise in all directions
+            return False, direction
         chance = np.linalg.norm(self.flipped @ to_white, ord=2, axis=(1, 2))
         return _stands_out(strengths[0], chance * factor, sure), direction / np.linalg.norm(
             direction

@@ -229,9 +229,10 @@ def _scores(
     degrees = max(1, num - rank)
     noise = (total - joint.T @ weights) / degrees
     # Rows are taken group by group, so that each group's scores are one product.
-    names = np.arange(num) if groups is None else groups
-    num_groups = min(NUM_GROUPS, len(np.unique(names)))
+    different, names = np.unique(np.arange(num) if groups is None else groups, return_inverse=True)
+    num_groups = min(NUM_GROUPS, len(different))
     numbers = fold_numbers(num, num_groups, names) if num_groups > 1 else np.zeros(num, int)
+    energies, variances = np.zeros(len(different)), np.maximum(np.diag(noise), 1e-300)
     by_chance = np.zeros((num_groups, size - states, features))
     for group in range(num_groups):
         members = np.flatnonzero(numbers == group)
@@ -243,6 +244,10 @@ def _scores(
             outside = np.maximum(1 - ((own @ inverse) * own).sum(axis=1), 0.1)
             errors = (outcomes[some] - own @ weights) / outside[:, None]
             by_chance[group] += moved.T @ errors
+            np.add.at(energies, names[some], (errors**2 / variances).sum(axis=1))
+    # The noise is known only as well as from so many independent rows of the same size.
+    effective = energies.sum() ** 2 / max(float((energies**2).sum()), 1e-300) * (1 + 2 / features)
+    degrees = int(min(1.0, effective / num) * degrees)
     observed = joint[states:] - by_state.T @ joint[:states]
     left = design[states:, states:] - by_state.T @ design[:states, states:]
     return Scores((left + left.T) / 2, observed, by_chance, degrees), noise, total
