@@ -128,6 +128,8 @@ def regress(
     targets: np.ndarray,
     folds: np.ndarray,
     groups: np.ndarray | None,
+    *,
+    doubt: float = _DOUBT,
 ) -> Average:
     """Regress targets `[n, outputs]` in several ways, and weight them by held-out losses.
 
@@ -136,6 +138,7 @@ def regress(
         targets: Values to explain.
         folds: Fold of each row, `[n]`.
         groups: Group number of each row, `[n]`; rows of one group are not independent.
+        doubt: See `plausibilities`.
     """
     compared, predictions = [], []
     for own in candidates:
@@ -145,7 +148,7 @@ def regress(
         ]
         compared.append(tried)
         predictions.append(np.mean([each.predictions for each in tried], axis=0))
-    weights = plausibilities([(targets - each) ** 2 for each in predictions], groups)
+    weights = plausibilities([(targets - each) ** 2 for each in predictions], groups, doubt=doubt)
     fitted = [
         _all_draws(own, tried, targets) if share.any() else []
         for own, tried, share in zip(candidates, compared, weights, strict=True)
@@ -163,7 +166,9 @@ def _all_draws(own: Candidate, tried: Sequence[Ridge], targets: np.ndarray) -> l
     return [*(each.weights for each in tried), *rest]
 
 
-def plausibilities(losses: Sequence[np.ndarray], groups: np.ndarray | None = None) -> np.ndarray:
+def plausibilities(
+    losses: Sequence[np.ndarray], groups: np.ndarray | None = None, *, doubt: float = _DOUBT
+) -> np.ndarray:
     """How plausible it is that each candidate is the best, `[candidates, outputs]`, with sum 1.
 
     Plausibility falls like a normal density with the distance from the lowest mean loss, in
@@ -173,6 +178,7 @@ def plausibilities(losses: Sequence[np.ndarray], groups: np.ndarray | None = Non
     Args:
         losses: Losses on held-out rows, `[n, outputs]` each, simplest candidate first.
         groups: Group number of each row, `[n]`; rows of one group are not independent.
+        doubt: Number of standard errors over which plausibility falls.
 
     >>> worse = np.array([[1.0], [1.2], [1.0], [1.2]])  # by 0.1 ± 0.05
     >>> plausibilities([worse, np.ones((4, 1))]).round(3).ravel().tolist()
@@ -192,7 +198,7 @@ def plausibilities(losses: Sequence[np.ndarray], groups: np.ndarray | None = Non
             standard_errors(excess, groups), 1e-100
         )
         earns = (means[i] <= means[:i]).all(axis=0)
-        weights[i] = np.where(earns, np.exp(-0.5 * (distance / _DOUBT) ** 2), 0.0)
+        weights[i] = np.where(earns, np.exp(-0.5 * (distance / doubt) ** 2), 0.0)
     weights /= weights.sum(axis=0)
     weights[weights < _LEAST_WEIGHT] = 0.0
     return weights / weights.sum(axis=0)

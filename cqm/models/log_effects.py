@@ -14,6 +14,7 @@ from cqm.models.propensities import inverse_propensities
 from cqm.regression import RandomFourierFeatures
 
 _ROWS_PER_SLOPE = 20  # rows per slope that is not shrunk
+_DOUBT_OF_CORRECTIONS = 2.0  # inverse propensities are noisy, so a correction must be clear
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,10 @@ def fit_doubly_robust(
     weights = inverse_propensities(decisions.taken, decisions.propensities) @ coding
     corrections = (weights[:, :, None] * errors[:, None]).reshape(num, -1)
     nothing = Basis("nothing", (lambda: np.zeros((num, 1)),), 1, 1)
-    again = regress(on_state([nothing, *bases]), corrections, decisions.folds, decisions.groups)
+    candidates = on_state([nothing, *bases])
+    again = regress(
+        candidates, corrections, decisions.folds, decisions.groups, doubt=_DOUBT_OF_CORRECTIONS
+    )
     parts = [*_parts(found, coding), *_corrections(again, coding)]
     return FittedEffects(tuple(parts), f"{found.describe()}; corrected by {again.describe()}")
 

@@ -232,7 +232,8 @@ def _scores(
     different, names = np.unique(np.arange(num) if groups is None else groups, return_inverse=True)
     num_groups = min(NUM_GROUPS, len(different))
     numbers = fold_numbers(num, num_groups, names) if num_groups > 1 else np.zeros(num, int)
-    energies, variances = np.zeros(len(different)), np.maximum(np.diag(noise), 1e-300)
+    energies = np.zeros(len(different))
+    variances = np.maximum(np.diag(noise), _NEGLIGIBLE * np.trace(total) / num + 1e-30)
     by_chance = np.zeros((num_groups, size - states, features))
     for group in range(num_groups):
         members = np.flatnonzero(numbers == group)
