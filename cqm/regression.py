@@ -27,6 +27,7 @@ class Ridge:
     weights: np.ndarray  # [regressors, outputs], fitted to all rows
     by_fold: np.ndarray  # [folds, regressors, outputs], fitted to the rows outside each fold
     predictions: np.ndarray  # [n, outputs], each row predicted from the other folds
+    penalties: np.ndarray  # [outputs], per row
 
 
 def ridge(
@@ -47,32 +48,67 @@ def ridge(
     [1.0, 2.0]
     """
     num, outputs = targets.shape
-    size = np.ones(design.shape[1])
-    size[list(free)] = _UNPENALISED
-    design = design * size
+    size = _sizes(design, free)
     rows = [folds == fold for fold in range(folds.max() + 1)]
-    squares = [design[own].T @ design[own] for own in rows]
-    products = [design[own].T @ targets[own] for own in rows]
-    square, product = sum(squares), sum(products)
+    moments = [_moments(design[own], targets[own], size) for own in rows]
+    squares, products = zip(*moments, strict=True)
+    square, product = np.sum(squares, axis=0), np.sum(products, axis=0)
     errors = np.zeros((len(_PENALTIES), outputs))
     outside = []  # per fold: axes, variances along them, covariances with the targets, rows
     for own, part, joint in zip(rows, squares, products, strict=True):
         values, axes = np.linalg.eigh(square - part)
         values, projected = np.maximum(values, 0)[:, None], axes.T @ (product - joint)
         others = num - int(own.sum())
-        inside = design[own] @ axes
+        inside = design[own] @ (size[:, None] * axes)
         for i, penalty in enumerate(_PENALTIES):
             guesses = inside @ (projected / (values + penalty * others))
             errors[i] += ((guesses - targets[own]) ** 2).sum(axis=0)
         outside.append((axes, values, projected, others))
     penalties = _PENALTIES[errors.argmin(axis=0)]
     by_fold = np.stack([v @ (p / (values + penalties * n)) for v, values, p, n in outside])
-    values, axes = np.linalg.eigh(square)
-    weights = axes @ ((axes.T @ product) / (np.maximum(values, 0)[:, None] + penalties * num))
+    by_fold = size[:, None] * by_fold
+    weights = size[:, None] * _solved(square, product, penalties * num)
     predictions = np.empty((num, outputs))
     for own, part in zip(rows, by_fold, strict=True):
         predictions[own] = design[own] @ part
-    return Ridge(size[:, None] * weights, size[:, None] * by_fold, predictions)
+    return Ridge(weights, by_fold, predictions, penalties)
+
+
+def ridge_weights(
+    design: np.ndarray, targets: np.ndarray, penalties: np.ndarray, *, free: Sequence[int] = (0,)
+) -> np.ndarray:
+    """Weights `[regressors, outputs]` of a ridge regression whose penalties are given.
+
+    Args:
+        design: Regressors, `[n, regressors]`.
+        targets: Values to explain, `[n, outputs]`.
+        penalties: Penalty of each output, per row, `[outputs]`.
+        free: Columns of the design that are not shrunk, such as the constant.
+    """
+    size = _sizes(design, free)
+    square, product = _moments(design, targets, size)
+    return size[:, None] * _solved(square, product, penalties * len(design))
+
+
+def _sizes(design: np.ndarray, free: Sequence[int]) -> np.ndarray:
+    """Factors of the columns; they make the penalty of free columns negligible in any unit."""
+    size, free = np.ones(design.shape[1]), list(free)
+    scale = np.linalg.norm(design[:, free], axis=0) / np.sqrt(len(design))
+    size[free] = _UNPENALISED / np.where(scale > 0, scale, 1.0)
+    return size
+
+
+def _moments(
+    design: np.ndarray, targets: np.ndarray, size: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Second moments of the regressors times their factors, and with the targets."""
+    return design.T @ design * size * size[:, None], design.T @ targets * size[:, None]
+
+
+def _solved(square: np.ndarray, product: np.ndarray, penalties: np.ndarray) -> np.ndarray:
+    """Weights from the second moments of the regressors and with the targets."""
+    values, axes = np.linalg.eigh(square)
+    return axes @ ((axes.T @ product) / (np.maximum(values, 0)[:, None] + penalties))
 
 
 @dataclass(frozen=True)
@@ -97,8 +133,7 @@ def leave_one_out_ridge(
         free: Columns of the design that are not shrunk, such as the constant.
     """
     num = len(design)
-    size = np.ones(design.shape[1])
-    size[list(free)] = _UNPENALISED
+    size = _sizes(design, free)
     design = design * size
     values, axes = np.linalg.eigh(design.T @ design)
     values = np.maximum(values, 0)[:, None]
@@ -324,14 +359,20 @@ class Table:
 
     def find(self, values: np.ndarray) -> np.ndarray:
         """The number of each row, `[n]`; raises `ValueError` for a row outside the table."""
-        numbers = {row.tobytes(): i for i, row in enumerate(self.rows)}
-        found = [numbers.get(row.tobytes(), -1) for row in np.ascontiguousarray(values) + 0.0]
-        if -1 in found:
+        found = self.numbers(values)
+        if (found < 0).any():
+            first = int(np.argmax(found < 0))
             raise ValueError(
-                f"row {found.index(-1)}, {values[found.index(-1)]}, is not among the "
-                f"{len(self.rows)} observations in the table"
+                f"row {first}, {values[first]}, is not among the {len(self.rows)} observations in "
+                "the table"
             )
-        return np.array(found, dtype=int)
+        return found
+
+    def numbers(self, values: np.ndarray) -> np.ndarray:
+        """The number of each row, `[n]`; −1 for a row outside the table."""
+        numbers = {row.tobytes(): i for i, row in enumerate(self.rows)}
+        rows = np.ascontiguousarray(values) + 0.0
+        return np.array([numbers.get(row.tobytes(), -1) for row in rows], dtype=int)
 
 
 def mean_by(cells: np.ndarray, num_cells: int, values: np.ndarray) -> np.ndarray:

@@ -56,7 +56,7 @@ class Fit:
     """Share of the branches to hold out, to compare candidates and to stop training early."""
     width: Annotated[int | None, default("128, or 256 with hindsight")] = None
     """Width of the hidden layers; not for residual."""
-    members: Annotated[int | None, default("1, or 4 for direct")] = None
+    members: Annotated[int | None, default("1, 4 for direct, 8 for logs")] = None
     """Number of networks to average; for logs, number of sets of random Fourier features."""
     seed: int = 0
     """Random seed for initialisation and batches."""
@@ -136,7 +136,7 @@ class Fit:
         kinds = {"residual": ResidualModel, "hindsight": HindsightModel}
         model = kinds[self.estimator](
             width=self.width,
-            members=1 if self.members is None else self.members,
+            members=self.members,
             updates=self.updates,
             seed=self.seed,
         )

@@ -81,7 +81,7 @@ class Estimator(Parameters, abc.ABC):
 
     # Parameters that every estimator has.
     width: int | None
-    members: Any  # a number; in an effect model, None lets each candidate decide
+    members: Any  # a number; None lets each method decide
     reference: Reference
     training: Training | None
     updates: Any  # a number, or None; an effect model also takes those of every cycle

@@ -24,7 +24,7 @@ from cqm import storage
 from cqm.arguments import function, real_numbers
 from cqm.bounds import total_mass
 from cqm.logs.dataset import Logs
-from cqm.models.log_estimator import WIDTH, LogEstimator, check_cells
+from cqm.models.log_estimator import MEMBERS, WIDTH, LogEstimator, check_cells
 from cqm.models.network import Classifier
 from cqm.models.predictors import FourierPredictor, Predictor, TablePredictor
 from cqm.models.preprocessing import Coordinates
@@ -61,7 +61,7 @@ class HindsightModel(LogEstimator):
         baseline: Subtract the part of the features that the state explains. The exact density
             ratio has mean zero in every state, so this changes only the noise of the estimate.
         width: Width of the hidden layers of `network`; 256 by default.
-        members: Number of sets of random Fourier features to average.
+        members: Number of sets of random Fourier features to average; eight by default.
         folds: Number of folds; the ratio of a trajectory comes from a classifier trained on the
             other folds.
         weighting: Keep only directions in which effects stand out from the noise.
@@ -87,7 +87,7 @@ class HindsightModel(LogEstimator):
         method: Literal["network", "tabular"] = "network",
         baseline: bool = True,
         width: int | None = None,
-        members: int = 1,
+        members: int | None = None,
         folds: int = 2,
         weighting: bool = True,
         reference: Reference = None,
@@ -195,9 +195,8 @@ class HindsightModel(LogEstimator):
         return distil(logs.features)
 
     def _learn_network(self, logs: Logs, options: Mapping[str, Any]) -> Predictor:
-        subspace, inputs = self._coordinates(logs)
+        subspace, inputs, propensities = self._prepared(logs)
         seen = inputs(logs.observations)
-        propensities = self._propensities(logs, seen)
         rng = np.random.default_rng(self.seed)
         regressors = RandomFourierFeatures.draw(seen, 2 * _WAVES, rng)(seen)
         folds = self._folds(logs)
@@ -318,7 +317,7 @@ class HindsightModel(LogEstimator):
         flat = (targets / scale).reshape(num, -1)
         rng = np.random.default_rng(self.seed + 1)
         members = []
-        for _ in range(self.members):
+        for _ in range(self.members or MEMBERS):
             features = RandomFourierFeatures.draw(seen, _WAVES, rng)
             weights = ridge(features(seen), flat, folds).weights.reshape(-1, num_actions, size)
             members.append((features, np.moveaxis(weights, 0, 1)))

@@ -31,6 +31,7 @@ _FOURIER = {
     "waves.phases": "members waves",
     "waves.weights": "members actions 1+inputs+waves+pairs coordinates",
 }
+_CELLS = {"cells.rows": "cells observations", "cells.deviations": "cells actions coordinates"}
 _REGRESSION = {name: axes.replace("members", "1") for name, axes in _FOURIER.items()}
 _DIRECT = {
     **_COMMON,
@@ -155,7 +156,9 @@ def _expected(kind: str, arrays: Mapping[str, np.ndarray]) -> Axes:
     if "network.decoder.weight" in arrays:
         return _DIRECT | (_CONTROLS if "controls" in arrays else _EMBEDDING)
     if "waves.weights" in arrays:
-        return _REGRESSION if kind == "effect" else _FOURIER
+        if kind == "effect":
+            return _REGRESSION
+        return _FOURIER | (_CELLS if set(_CELLS) & set(arrays) else {})
     if kind != "effect" and "table.rows" in arrays:
         return _TABLE
     return _unrolled(arrays)

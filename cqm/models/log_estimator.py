@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from cqm.models.averages import AverageEffects
 
 WIDTH = 256  # default width of hidden layers
+MEMBERS = 8  # default number of sets of random Fourier features
 
 
 class LogEstimator(Estimator):
@@ -91,32 +92,51 @@ class LogEstimator(Estimator):
                     f"); the method {self.method!r} trains none"
                 )
 
-    def _coordinates(self, logs: Logs) -> tuple[Subspace, Coordinates]:
-        """The subspace in which effects are learned, and coordinates of the observations."""
+    def _prepared(self, logs: Logs) -> tuple[Subspace, Coordinates, np.ndarray]:
+        """The subspace of the effects, coordinates of the observations, and propensities."""
+        if logs.features_are_next_observation:
+            subspace = self._subspace(logs, logs.propensities)
+            inputs = self._inputs(logs, subspace.measures)
+            return subspace, inputs, self._propensities(logs, inputs(logs.observations))
+        inputs = self._inputs(logs, None)
+        propensities = self._propensities(logs, inputs(logs.observations))
+        return self._subspace(logs, propensities), inputs, propensities
+
+    def _subspace(self, logs: Logs, propensities: np.ndarray | None) -> Subspace:
+        """The directions in which effects are learned; a warning says if some are left out."""
         num_features = len(logs.feature_names)
-        subspace = Subspace(np.eye(num_features), np.eye(num_features))
-        if self.weighting:
-            subspace = visible_subspace(logs)
-            note = f"effects are visible in {len(subspace)} of {num_features} directions"
-            if not subspace.significant and len(subspace) < num_features:
+        if not self.weighting:
+            return Subspace(np.eye(num_features), np.eye(num_features))
+        subspace = visible_subspace(logs, propensities)
+        num_zero = num_features - len(subspace)
+        note = f"effects are visible in {len(subspace)} of {num_features} directions"
+        if num_zero:
+            problem = (
+                f"effects are set to zero in {num_zero} of {num_features} directions, in which "
+                "they did not stand out from the noise"
+            )
+            if not subspace.significant:
                 note = "no effect stood out from the noise; the least noisy direction was kept"
-                warnings.warn(
-                    f"{note}, and effects in all other directions are set to zero; collect more "
-                    "logs, or estimate all directions, including the noise, with weighting=False",
-                    stacklevel=2,
-                )
-            if len(subspace) < num_features:
-                note += "; effects in all other directions are set to zero"
-            self.notes_.append(note)
+                problem = f"{note}, and effects in the other {num_zero} are set to zero"
+            warnings.warn(
+                f"{problem}; collect more logs, or estimate all directions, including the noise, "
+                "with weighting=False",
+                stacklevel=2,
+            )
+            note += "; effects in all other directions are set to zero"
+        self.notes_.append(note)
+        return subspace
+
+    def _inputs(self, logs: Logs, basis: np.ndarray | None) -> Coordinates:
+        """Coordinates of the observations; `basis` has the directions of them that actions move."""
         conditioning: Literal["effect", "whiten"] = "effect" if self.weighting else "whiten"
-        basis = subspace.measures if logs.features_are_next_observation else None
         inputs = input_coordinates(conditioning, logs.observations, basis)
         if inputs.matrix.shape[1] == 0:
             raise ValueError(
                 "all observations are the same, so there is nothing to regress on; use "
                 "method='tabular', which averages"
             )
-        return subspace, inputs
+        return inputs
 
     def _table_propensities(self, logs: Logs, cells: np.ndarray, table: Table) -> np.ndarray:
         """Propensities of every row `[n, actions]` for a finite set of observations."""

@@ -59,7 +59,8 @@ class FourierPredictor:
     """Effects as a linear function of regressors that are computed from the state.
 
     The regressors are a constant, the inputs, cosines of them and, if there are weights for them,
-    the products of all pairs of inputs.
+    the products of all pairs of inputs. Observations that are in the table of cells have deviations
+    of their own.
     """
 
     inputs: Coordinates
@@ -67,6 +68,8 @@ class FourierPredictor:
     phases: np.ndarray  # [members, waves]
     weights: np.ndarray  # [members, actions, regressors, coordinates]
     basis: np.ndarray  # [features, coordinates]
+    cells: Table | None = None
+    deviations: np.ndarray | None = None  # [cells, actions, coordinates]
 
     @classmethod
     def of_members(
@@ -91,17 +94,25 @@ class FourierPredictor:
             predictions_in_blocks(RandomFourierFeatures(frequencies, phases), weights, inputs)
             for frequencies, phases, weights in zip(*members, strict=True)
         ]
-        return np.stack(parts) @ self.basis.T
+        effects = np.stack(parts)
+        if self.cells is not None and self.deviations is not None:
+            numbers = self.cells.numbers(observations)
+            known = numbers >= 0
+            effects[:, known] += self.deviations[numbers[known]]
+        return effects @ self.basis.T
 
     def arrays(self) -> Arrays:
-        """Coordinates, Fourier features, weights and basis."""
-        return {
+        """Coordinates, Fourier features, weights, basis and cells."""
+        arrays = {
             **self.inputs.arrays("inputs"),
             "waves.frequencies": self.frequencies,
             "waves.phases": self.phases,
             "waves.weights": self.weights,
             "basis": self.basis,
         }
+        if self.cells is not None and self.deviations is not None:
+            arrays |= {"cells.rows": self.cells.rows, "cells.deviations": self.deviations}
+        return arrays
 
 
 @dataclass(frozen=True)
@@ -229,8 +240,13 @@ def restore_predictor(arrays: Mapping[str, np.ndarray]) -> Predictor:
         return TablePredictor(Table(arrays["table.rows"]), arrays["table.effects"])
     inputs, basis = Coordinates(arrays["inputs.shift"], arrays["inputs.matrix"]), arrays["basis"]
     if "waves.weights" in arrays:
-        names = ("frequencies", "phases", "weights")
-        return FourierPredictor(inputs, basis=basis, **{n: arrays[f"waves.{n}"] for n in names})
+        frequencies, phases, weights = (
+            arrays[f"waves.{name}"] for name in ("frequencies", "phases", "weights")
+        )
+        cells = Table(arrays["cells.rows"]) if "cells.rows" in arrays else None
+        return FourierPredictor(
+            inputs, frequencies, phases, weights, basis, cells, arrays.get("cells.deviations")
+        )
     if "network.decoder.weight" in arrays:
         return _restored_direct(inputs, basis, arrays)
     return _restored_unrolled(inputs, arrays)

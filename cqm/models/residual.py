@@ -14,12 +14,13 @@ import numpy as np
 
 from cqm.arguments import whole_number
 from cqm.logs.dataset import Logs
-from cqm.models.log_estimator import LogEstimator, check_cells
+from cqm.models.log_bases import bases_of, on_state, regress, repeated_cells
+from cqm.models.log_effects import Decisions, fit_doubly_robust, fit_residuals
+from cqm.models.log_estimator import MEMBERS, LogEstimator, check_cells
 from cqm.models.log_steps import fit_steps
 from cqm.models.predictors import FourierPredictor, Predictor, TablePredictor
-from cqm.models.preprocessing import Coordinates
 from cqm.models.propensities import taken_actions
-from cqm.models.subspace import Subspace, later_regressors
+from cqm.models.subspace import later_regressors
 from cqm.models.training import Training
 from cqm.quotient import Reference, center
 from cqm.regression import (
@@ -27,11 +28,11 @@ from cqm.regression import (
     Table,
     inverse_root,
     mean_by,
-    ridge,
     shrunk_covariance,
 )
 
 _WAVES = 64  # number of random Fourier features of the effects; the baseline has twice as many
+_BASELINE_DRAWS = 2  # sets of random Fourier features of the baseline
 
 
 class ResidualModel(LogEstimator):
@@ -45,7 +46,8 @@ class ResidualModel(LogEstimator):
         outcome: `full` if effects depend on the state, `additive` if they are the same everywhere.
         draws: Number of fresh continuations that `steps` averages over.
         width: Width of the hidden layers of `steps`; 256 by default.
-        members: Number of networks, or of sets of random Fourier features, to average.
+        members: Number of networks, or of sets of random Fourier features, to average; by default
+            one network or eight sets.
         folds: Number of folds for cross-fitting.
         weighting: Weight by the inverse noise covariance and keep only directions in which effects
             are visible (generalised instead of ordinary least squares).
@@ -73,7 +75,7 @@ class ResidualModel(LogEstimator):
         outcome: Literal["full", "additive"] = "full",
         draws: int = 64,
         width: int | None = None,
-        members: int = 1,
+        members: int | None = None,
         folds: int = 5,
         weighting: bool = True,
         reference: Reference = None,
@@ -115,37 +117,48 @@ class ResidualModel(LogEstimator):
                 f"{list(logs.feature_names)[:4]}... and observations "
                 f"{list(logs.observation_names)[:4]}..."
             )
-        subspace, inputs = self._coordinates(logs)
         if self.method == "steps":
+            subspace = self._subspace(logs, logs.propensities)
             return fit_steps(self, logs, subspace.measures, options)
-        return self._learn_direct(logs, subspace, inputs)
+        return self._learn_direct(logs)
 
-    def _learn_direct(
-        self, logs: Logs, subspace: Subspace, inputs: Coordinates
-    ) -> FourierPredictor:
+    def _learn_direct(self, logs: Logs) -> FourierPredictor:
+        subspace, inputs, propensities = self._prepared(logs)
         seen = inputs(logs.observations)
-        propensities = self._propensities(logs, seen)
         rng = np.random.default_rng(self.seed)
+        cells, folds = repeated_cells(logs.observations), self._folds(logs)
         targets = logs.outcomes @ subspace.measures
         later = later_regressors(logs, seen[:, : len(subspace)])
-        baseline = RandomFourierFeatures.draw(seen, 2 * _WAVES, rng)(seen)
-        baseline = np.concatenate([baseline, later], axis=1)
-        folds = self._folds(logs)
-        residuals = targets - ridge(baseline, targets, folds).predictions
+        waves = _drawn(seen, 2 * _WAVES, _BASELINE_DRAWS, rng)
+        candidates = on_state(bases_of(seen, waves, cells), later)
+        baseline = regress(candidates, targets, folds, logs.groups)
+        residuals = targets - baseline.predictions
         root = np.eye(len(subspace)) / (residuals.std() or 1.0)
         if self.weighting:
             root = inverse_root(shrunk_covariance(residuals))
-        residuals, taken = residuals @ root, taken_actions(logs)
-        members = []
-        for _ in range(self.members):
-            features = RandomFourierFeatures.draw(seen, _WAVES, rng)
-            weights = self._action_weights(features(seen), taken, propensities, residuals, folds)
-            members.append((features, weights))
+        waves = _drawn(seen, _WAVES, self.members or MEMBERS, rng)
+        bases = bases_of(seen, waves, cells)
+        shared = bases[-1].draws[0]()
+        bases = bases[:1] if self.outcome == "additive" else bases
+        decisions = Decisions(
+            taken_actions(logs),
+            propensities,
+            residuals @ root,
+            seen,
+            folds,
+            logs.groups,
+        )
+        if self.doubly_robust:
+            fitted = fit_doubly_robust(bases, shared, decisions)
+        else:
+            fitted = fit_residuals(bases, decisions)
+        self.notes_.append(f"baseline: {baseline.describe()}")
+        self.notes_.append(f"effects: {fitted.description}")
         regressor = "actions" if self.doubly_robust else "actions minus propensities"
         weighting = "with" if self.weighting else "without"
         self.notes_.append(f"outcomes regressed on {regressor}, {weighting} weighting")
         basis = subspace.reconstruction @ np.linalg.inv(root).T
-        return FourierPredictor.of_members(inputs, members, basis)
+        return fitted.predictor(inputs, waves, cells, basis)
 
     def _learn_table(self, logs: Logs) -> TablePredictor:
         table = Table.of(logs.observations)
@@ -177,30 +190,8 @@ class ResidualModel(LogEstimator):
             effects = effects + mean_by(cells, num_cells, corrections)
         return TablePredictor(table, center(effects))
 
-    def _action_weights(
-        self,
-        regressors: np.ndarray,
-        taken: np.ndarray,
-        propensities: np.ndarray,
-        residuals: np.ndarray,
-        folds: np.ndarray,
-    ) -> np.ndarray:
-        """Weights `[actions, regressors, outputs]` of the effects, up to a shared shift."""
-        num_actions, outputs = taken.shape[1], residuals.shape[1]
-        used = regressors[:, :1] if self.outcome == "additive" else regressors
-        expected = 1 / num_actions if self.doubly_robust else propensities
-        difference = (taken - expected)[:, :, None] * used[:, None]
-        design = difference.reshape(len(regressors), -1)
-        if self.doubly_robust:  # the outcome regression must not depend on the propensities
-            design = np.concatenate([design, regressors], axis=1)
-        size = used.shape[1]
-        free = range(0, design.shape[1], size)[: num_actions + 1]  # each action's own average
-        fitted = ridge(design, residuals, folds, free=free)
-        weights = np.zeros((num_actions, regressors.shape[1], outputs))
-        weights[:, :size] = fitted.weights[: num_actions * size].reshape(num_actions, size, outputs)
-        if not self.doubly_robust:
-            return weights
-        errors = residuals - fitted.predictions
-        corrections = center((taken / propensities)[..., None] * errors[:, None])
-        again = ridge(regressors, corrections.reshape(len(regressors), -1), folds)
-        return weights + np.moveaxis(again.weights.reshape(-1, num_actions, outputs), 0, 1)
+
+def _drawn(
+    inputs: np.ndarray, num: int, draws: int, rng: np.random.Generator
+) -> list[RandomFourierFeatures]:
+    return [RandomFourierFeatures.draw(inputs, num, rng) for _ in range(draws)]

@@ -16,8 +16,13 @@ import numpy as np
 from cqm.arguments import function, instance, mapping, real_numbers, whole_number
 from cqm.logs.dataset import Logs
 from cqm.models.estimator import Estimator
+from cqm.models.log_bases import bases_of, on_state, regress, repeated_cells
 from cqm.models.preprocessing import input_coordinates
-from cqm.models.propensities import estimated_propensities, taken_actions
+from cqm.models.propensities import (
+    estimated_propensities,
+    inverse_propensities,
+    taken_actions,
+)
 from cqm.models.provenance import Provenance
 from cqm.models.subspace import later_regressors, visible_subspace
 from cqm.quotient import center
@@ -60,33 +65,28 @@ def held_out_scores(
     logs.coverage().check()
     folds = fold_numbers(len(logs), _FOLDS, logs.groups)
     taken = taken_actions(logs)
-    basis = visible_subspace(logs).measures
-    moved = basis if logs.features_are_next_observation else None
-    inputs = input_coordinates("effect", logs.observations, moved)
-    seen = inputs(logs.observations)
-    propensities = logs.propensities
-    if propensities is None:
-        propensities = estimated_propensities(logs, seen, folds, seed)
-    regressors = np.ones((len(logs), 1))
-    if seen.shape[1]:
-        rng = np.random.default_rng(seed)
-        regressors = RandomFourierFeatures.draw(seen, 2 * _WAVES, rng)(seen)
-    later = later_regressors(logs, seen[:, : basis.shape[1]])
+    basis, seen, propensities = _prepared(logs, folds, seed)
+    cells = repeated_cells(logs.observations)
     targets = logs.outcomes @ basis
-    fitted = ridge(np.concatenate([regressors, later], axis=1), targets, folds)
-    residuals = targets - fitted.predictions
+    later = later_regressors(logs, seen[:, : basis.shape[1]])
+    rng = np.random.default_rng(seed)
+    waves = [RandomFourierFeatures.draw(seen, 2 * _WAVES, rng)]
+    candidates = on_state(bases_of(seen, waves, cells), later)
+    baseline = regress(candidates, targets, folds, logs.groups)
+    residuals = targets - baseline.predictions
     # In units of each direction's noise; a full covariance would blame one direction for another's
     # error.
     residuals = residuals / (scale := residuals.std(axis=0) + 1e-300)
     # A cross-fitted first guess of the effects makes the doubly robust outcomes less noisy.
-    state = regressors[:, : 1 + seen.shape[1]]
+    state = np.concatenate([np.ones((len(logs), 1)), seen], axis=1)
     design = ((taken - propensities)[:, :, None] * state[:, None]).reshape(len(logs), -1)
     first = ridge(design, residuals, folds, free=range(0, design.shape[1], state.shape[1]))
     errors = residuals - first.predictions
     guess = np.empty((*taken.shape, basis.shape[1]))
     for fold, weights in enumerate(first.by_fold):
         guess[folds == fold] = _every_action(weights, state[folds == fold], logs.num_actions)
-    robust = center(guess + (taken / propensities)[..., None] * errors[:, None])
+    weighted = inverse_propensities(taken, propensities)
+    robust = center(guess + weighted[..., None] * errors[:, None])
     rows = np.arange(len(logs))
     scores = {}
     for name, estimator in estimators.items():
@@ -114,6 +114,20 @@ def held_out_scores(
         if (learned_from := getattr(estimator, "provenance_", None)) is not None:
             estimator.provenance_ = learned_from.union(scored_on)
     return scores
+
+
+def _prepared(
+    logs: Logs, folds: np.ndarray, seed: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Directions in which effects are visible, coordinates of the observations, propensities."""
+    known, moved = logs.propensities, None
+    if logs.features_are_next_observation:
+        moved = visible_subspace(logs, known).measures
+    seen = input_coordinates("effect", logs.observations, moved)(logs.observations)
+    propensities = estimated_propensities(logs, seen, folds, seed) if known is None else known
+    if moved is None:
+        moved = visible_subspace(logs, propensities).measures
+    return moved, seen, propensities
 
 
 def _every_action(weights: np.ndarray, regressors: np.ndarray, num_actions: int) -> np.ndarray:

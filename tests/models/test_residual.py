@@ -21,6 +21,10 @@ QUICK = Training(updates=400, batch_size=32, learning_rate=4e-3, schedule="cosin
 STEPS = {"method": "steps", "width": 32, "training": QUICK, "draws": 16}
 
 
+# A nuisance that no action moves is what most of these tests are about.
+pytestmark = pytest.mark.filterwarnings("ignore:effects are set to zero")
+
+
 @pytest.fixture(scope="module")
 def problems():
     return [Problem.random(np.random.default_rng(seed)) for seed in range(6)]
