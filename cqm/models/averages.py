@@ -29,7 +29,6 @@ from cqm.logs.dataset import Logs
 from cqm.models.preprocessing import input_coordinates
 from cqm.models.propensities import estimated_propensities, taken_actions
 from cqm.names import action_indices, unknown
-from cqm.quotient import center
 from cqm.regression import RandomFourierFeatures, fold_numbers, ridge
 
 if TYPE_CHECKING:
@@ -199,10 +198,12 @@ def average_effects(
 def _cross_fitted(model: LogEstimator, logs: Logs) -> tuple[np.ndarray, np.ndarray]:
     """Predicted outcomes of every action, `[n, actions, outcomes]`, and propensities.
 
-    Each decision is predicted from the other folds. The effects are those of the estimator, around
-    a regression of the outcome on the state.
+    Each decision is predicted from the other folds. The estimator's effects are subtracted from
+    their outcomes, and a regression on the state predicts what remains. Neither depends on the
+    propensities, which correct the errors of both.
     """
-    observations, folds = logs.observations, fold_numbers(len(logs), model.folds, logs.groups)
+    observations, outcomes = logs.observations, logs.outcomes
+    folds = fold_numbers(len(logs), model.folds, logs.groups)
     seen = input_coordinates("whiten", observations, None)(observations)
     propensities = logs.propensities
     if propensities is None:
@@ -211,15 +212,21 @@ def _cross_fitted(model: LogEstimator, logs: Logs) -> tuple[np.ndarray, np.ndarr
     if seen.shape[1]:
         rng = np.random.default_rng(model.seed)
         regressors = RandomFourierFeatures.draw(seen, _WAVES, rng)(seen)
-    free = range(1 + seen.shape[1])
-    baseline = ridge(regressors, logs.outcomes, folds, free=free).predictions
-    effects = np.empty((len(logs), logs.num_actions, logs.outcomes.shape[1]))
+    predicted = np.empty((len(logs), logs.num_actions, outcomes.shape[1]))
     for fold in range(folds.max() + 1):
+        own, others = np.flatnonzero(folds == fold), np.flatnonzero(folds != fold)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the whole logs are checked by whoever fits a model
-            fitted = type(model)(**model.get_params()).fit(logs[folds != fold], show_progress=False)
-        effects[folds == fold] = fitted.effect(observations[folds == fold])
-    return baseline[:, None] + center(effects, propensities), propensities
+            fitted = type(model)(**model.get_params()).fit(logs[others], show_progress=False)
+        effects = fitted.effect(observations)
+        rest = outcomes[others] - effects[others, logs.first_actions[others]]
+        inner = np.unique(folds[others], return_inverse=True)[1]
+        if inner.max() == 0:  # two folds leave a single one
+            groups = None if logs.groups is None else logs.groups[others]
+            inner = fold_numbers(len(others), model.folds, groups)
+        state = ridge(regressors[others], rest, inner, free=range(1 + seen.shape[1]))
+        predicted[own] = (regressors[own] @ state.weights)[:, None] + effects[own]
+    return predicted, propensities
 
 
 def _subgroups(logs: Logs, by: ArrayLike | str | None) -> dict[str, np.ndarray]:
