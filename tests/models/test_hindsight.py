@@ -14,6 +14,9 @@ from cqm.models.training import Training
 QUICK = Training(updates=300, batch_size=256, learning_rate=4e-3, schedule="cosine", chunk=100)
 
 
+pytestmark = pytest.mark.filterwarnings("ignore:effects are set to zero")  # in those of a nuisance
+
+
 @pytest.fixture(scope="module")
 def problems():
     return [Problem.random(np.random.default_rng(seed)) for seed in range(6)]
