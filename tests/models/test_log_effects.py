@@ -94,10 +94,10 @@ def test_cells_are_saved_and_other_observations_still_have_effects(tmp_path):
 
 
 def test_a_correction_makes_up_for_a_wrong_outcome_regression():
-    """An additive regression misses that the effect has opposite signs in two halves."""
+    """An effect that is the same everywhere fits best where both actions are common."""
     rng = np.random.default_rng(0)
     states = rng.normal(size=(8000, 1))
-    propensity = 0.2 + 0.6 * (states[:, 0] > 0)
+    propensity = np.where(states[:, 0] > 0, 0.05, 0.5)
     actions = (rng.random(8000) < propensity).astype(int)
     outcomes = (1 + states[:, 0]) * actions + rng.normal(size=8000)
     known = np.column_stack([1 - propensity, propensity])
@@ -106,7 +106,7 @@ def test_a_correction_makes_up_for_a_wrong_outcome_regression():
     for robust in (False, True):
         model = ResidualModel(outcome="additive", doubly_robust=robust).fit(logs)
         errors.append(abs(float(model.effect(states, action=1, baseline=0).mean()) - 1))
-    assert errors[1] < 0.06 < errors[0] + 0.06
+    assert errors[1] < 0.15 < 0.4 < errors[0]
 
 
 def test_contrasts_are_orthonormal_and_sum_to_zero():

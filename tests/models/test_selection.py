@@ -67,8 +67,8 @@ def test_without_known_propensities_the_truth_still_scores_best():
     actions = (rng.random(4000) < 0.5 + 0.45 * states[:, 0]).astype(int)
     outcomes = actions + 3 * states[:, 0] + rng.normal(size=4000)
     logs = Logs.from_arrays(states, actions, outcomes[:, None, None], feature_names=["y"])
-    rivals = {str(size): Constant(size) for size in (1.0, 0.2, -1.0)}
+    rivals = {str(size): Constant(size) for size in (1.0, 0.2, -1.0, 20.0)}
     scores = held_out_scores(rivals, logs)
     for kind in ("r_score", "dr_score"):
-        right, small, opposite = (getattr(scores[name], kind) for name in rivals)
-        assert right > small > 0 > opposite
+        right, small, opposite, exploded = (getattr(scores[name], kind) for name in rivals)
+        assert right > small > 0 > opposite > exploded
