@@ -1,3 +1,4 @@
+from .averages import AverageEffects as AverageEffects
 from .effect import EffectModel as EffectModel
 from .estimator import Estimator as Estimator, load_model as load_model
 from .hindsight import HindsightModel as HindsightModel

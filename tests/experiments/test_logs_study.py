@@ -12,6 +12,7 @@ from cqm.experiments.studies.logs import PRESETS, LogsProtocol, LogsStudy, study
 from cqm.storage import read_json, write_json
 
 
+@pytest.mark.filterwarnings("ignore:effects are set to zero")  # in directions of the nuisance
 @pytest.mark.parametrize("behaviour", ["uniform", "state"])
 def test_a_row_per_number_of_trajectories_and_estimator(behaviour):
     names = ("residual", "residual-unweighted")

@@ -237,6 +237,7 @@ def test_notes_tell_what_became_of_the_table():
     ]
 
 
+@pytest.mark.filterwarnings("ignore:effects are set to zero")  # that on the cost
 def test_the_encoding_is_saved_with_the_logs_and_with_models(tmp_path):
     given = table(num=600)
     given["pain"] += 2 * (given["drug"] == "yes") * (given["ward"] == "south")

@@ -172,7 +172,7 @@ def test_training_ends_with_the_first_cycle_that_does_not_help_and_repeats_the_b
     [row] = model.comparison_
     assert (row.candidate, row.note) == ("direct", "chosen")
     assert row.error == pytest.approx(errors.mean(), rel=1e-5)
-    assert row.standard_error == pytest.approx(errors.std() / np.sqrt(12), rel=1e-5)
+    assert row.standard_error == pytest.approx(errors.std(ddof=1) / np.sqrt(12), rel=1e-5)
 
 
 def test_damaged_models_are_refused(direct, tmp_path):
