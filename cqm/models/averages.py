@@ -216,7 +216,7 @@ def _cross_fitted(model: LogEstimator, logs: Logs) -> tuple[np.ndarray, np.ndarr
     for fold in range(folds.max() + 1):
         own, others = np.flatnonzero(folds == fold), np.flatnonzero(folds != fold)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the whole logs are checked by whoever fits a model
+            warnings.simplefilter("ignore")  # a fit to all logs gives the same warnings once
             fitted = type(model)(**model.get_params()).fit(logs[others], show_progress=False)
         effects = fitted.effect(observations)
         rest = outcomes[others] - effects[others, logs.first_actions[others]]
