@@ -16,7 +16,7 @@ import math
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -300,11 +300,18 @@ class Verdict:
     query: str  # the reward, in words
     meaning: str  # what "best" means, in one sentence
     projected: bool = False  # whether the reward is only approximately linear in the features
+    settled: ClassVar[str] = "certain"  # said of a state in which one action is the best
 
     @property
     def best(self) -> tuple[str, ...]:
         """The name of the best action in each state."""
         return tuple(self.action_names[action] for action in self.action)
+
+    @property
+    def behind(self) -> np.ndarray:
+        """Limits of how far each action is behind the chosen one, `[n, actions, 2]`."""
+        lead = self.advantages.max(axis=1, keepdims=True) - self.advantages
+        return np.stack([lead - self.radius, lead + self.radius], axis=-1)
 
     @property
     def trust(self) -> str:
@@ -340,7 +347,7 @@ class Verdict:
                 f"{self._percent} interval": (
                     f"[{self.gap[i] - self.radius:.3g}, {self.gap[i] + self.radius:.3g}]"
                 ),
-                "answer": "certain" if self.separable[i] else "cannot tell",
+                "answer": self.settled if self.separable[i] else "cannot tell",
                 "regret at most": f"{self.regret_bound[i]:.3g}",
             }
             for i, (first, second, *_) in enumerate(order)

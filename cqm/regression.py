@@ -382,3 +382,19 @@ def mean_by(cells: np.ndarray, num_cells: int, values: np.ndarray) -> np.ndarray
     np.add.at(sums, cells, flat)
     counts = np.bincount(cells, minlength=num_cells)
     return (sums / np.maximum(counts, 1)[:, None]).reshape(num_cells, *values.shape[1:])
+
+
+def sums_by(groups: np.ndarray | None, values: np.ndarray) -> np.ndarray:
+    """Sums of values `[n, ...]` over the rows of each group, `[groups, ...]`.
+
+    Without groups, each row is one.
+
+    >>> sums_by(np.array([7, 9, 7]), np.array([1.0, 2.0, 3.0])).tolist()
+    [4.0, 2.0]
+    """
+    if groups is None:
+        return values
+    names, own = np.unique(groups, return_inverse=True)
+    sums = np.zeros((len(names), *values.shape[1:]))
+    np.add.at(sums, own, values)
+    return sums

@@ -210,6 +210,38 @@ def write_patients(path, num=1200):
     path.write_text("\n".join(lines) + "\n")
 
 
+def test_two_commands_from_a_table_to_a_ranking_with_intervals(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_patients(tmp_path / "patients.csv")
+    assert main(["logs", "import", "patients.csv", *PATIENTS, "--out", "logs"]) == 0
+    (tmp_path / "new.csv").write_text("ward,age\nsouth,50\nnorth,50\n")
+    query = ["query", "logs", "--reward=-pain - 0.2 * cost"]
+    states = ["--states", "new.csv", "--out", "ranking.csv"]
+    assert main([*query, *states]) == 0
+    assert "One action is clearly the best in 2 of 2 states." in capsys.readouterr().out
+    with open("ranking.csv", newline="") as file:
+        south, north = csv.DictReader(file)
+    assert (south["best"], north["best"]) == ("yes", "no")
+    assert 1.3 < float(south["behind_low.no"]) < 1.4 < float(south["behind_high.no"]) < 1.5
+    assert 0.5 < float(north["behind_low.yes"]) < 0.6 < float(north["behind_high.yes"]) < 0.7
+    assert main([*query, "--states", "3", "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert [state["answer"] for state in answer["states"]] == ["clear"] * 3
+
+    assert main(["fit", "logs", "--estimator", "residual", "--out", "model"]) == 0
+    saved = ["query", "model", *query[2:], *states, "--overwrite"]
+    assert main(saved) == 0
+    assert "calibrate it with" in (printed := capsys.readouterr().out) and "--logs LOGS" in printed
+    assert main([*saved, "--logs", "logs"]) == 0
+    assert "clearly the best in 2 of 2" in capsys.readouterr().out
+    assert main([*query, *states, "--overwrite", "--logs", "logs"]) == 2
+    assert "logs contains logs already; leave out --logs" in capsys.readouterr().err
+    other = ["logs", "import", "patients.csv", "--action", "drug", "--observations", "age"]
+    assert main([*other, "--outcomes", "pain,cost", "--out", "others"]) == 0
+    assert main([*saved, "--logs", "others"]) == 2
+    assert "the observations of others are age; those of model are" in capsys.readouterr().err
+
+
 def test_from_a_table_to_a_ranking(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_patients(tmp_path / "patients.csv")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
 
+from cqm.arguments import whole_number
 from cqm.branches.dataset import Branches
 from cqm.cli.ranking import answer_row, answers_by_state, write_ranking
 from cqm.cli.shared import Directory, Json, default, refuse_existing, says_what_is_kept
@@ -18,8 +19,11 @@ from cqm.names import shortened
 from cqm.progress import say
 
 if TYPE_CHECKING:
+    from cqm.decisions import Verdict
     from cqm.logs.dataset import Logs
     from cqm.models.estimator import Estimator
+    from cqm.models.projections import LogVerdict
+    from cqm.queries import Query
     from cqm.worlds.contract import World
 
 
@@ -152,17 +156,19 @@ class Ask:
 
     Example: cqm query reacher-model --reward="-to_target_x - 0.1 * velocity_wrist"
 
-    From a table to a table:
-    cqm query model --reward="-pain - 0.01 * cost" --states patients.csv --out ranking.csv
+    From logs, and from a table to a table:
+    cqm query logs --reward="-pain - 0.01 * cost" --states patients.csv --out ranking.csv
     """
 
     directory: Directory
-    """Directory of the model."""
+    """Directory of a model, or of logs, from which a residual model is learned first."""
     reward: str
     """Formula over the world's features; if it starts with a minus sign, write --reward="-x"."""
     states: int | Path = 8
-    """Number of states to sample, or a file of observations (.csv, .tsv, .parquet, .npy or
-    .safetensors)."""
+    """Number of states to sample from the world or the logs, or a file of observations (.csv,
+    .tsv, .parquet, .npy or .safetensors)."""
+    logs: Annotated[Path | None, default("none")] = None
+    """Directory of the logs that a model was fitted from, for intervals."""
     out: Annotated[Path | None, default("print")] = None
     """CSV file for the answers, one row per state."""
     id: Annotated[str | None, default("none")] = None
@@ -172,7 +178,7 @@ class Ask:
     encoding: str = "utf-8"
     """Encoding of a states file that is text, such as latin-1."""
     confidence: float = 0.95
-    """Confidence level of the intervals and regret bounds, for a calibrated model."""
+    """Confidence level of the intervals and regret bounds, for a calibrated model or logs."""
     seed: int = 0
     """Random seed for the sampled states."""
     json: Json = False
@@ -185,31 +191,24 @@ class Ask:
             if isinstance(self.states, Path) and self.out.resolve() == self.states.resolve():
                 raise ValueError(f"--out and --states must be different files; got {self.out}")
         from cqm.decisions import meaning_of_best
-        from cqm.models.estimator import load_model
         from cqm.queries import Query
         from cqm.worlds import reload_world
 
-        model, world = load_model(self.directory), None
+        (model, logs), world = self._model(), None
         try:
             world = reload_world(model.world_)
         except ValueError as error:  # common with logs; feature names and a file are enough
-            if not isinstance(self.states, Path):
+            if not isinstance(self.states, Path) and logs is None:
                 raise ValueError(
                     f"{error}; to query without the world, pass --states FILE"
                 ) from error
         query = Query.formula(self.reward, world or model)
-        observations, ids = self._observations(model, world)
+        observations, ids = self._observations(model, world, logs)
         advantages = model.advantage(observations, query)
-        recipe, names, verdict = model.recipe_, model.action_names_, None
+        recipe, names = model.recipe_, model.action_names_
         following = recipe.continuation.describe(names)
         meaning = meaning_of_best(recipe.discount, recipe.horizon, following)
-        trust = (
-            "The model is not calibrated, so its error is unknown; calibrate it with "
-            f"cqm fit ... --out {self.directory} --calibration HELD_OUT_BRANCHES"
-        )
-        if model.calibration_ is not None:
-            verdict = model.certify(observations, query, confidence=self.confidence)
-            trust = f"{verdict.summary()} {verdict.trust}"
+        verdict, trust = self._verdict(model, logs, observations, query, advantages)
         answers = answers_by_state(advantages, names, verdict)
         for answer, name in zip(answers, ids, strict=False):
             answer["id"] = name
@@ -226,8 +225,71 @@ class Ask:
             print(f"{trust}\n{meaning}")
         return 0
 
+    def _model(self) -> tuple[Estimator, Logs | None]:
+        """The model to ask, and the logs that its intervals come from."""
+        from cqm.logs.dataset import Logs
+        from cqm.models.estimator import load_model
+        from cqm.models.log_estimator import LogEstimator
+        from cqm.models.residual import ResidualModel
+
+        if (self.directory / "logs.json").exists():
+            if self.logs is not None:
+                raise ValueError(f"{self.directory} contains logs already; leave out --logs")
+            logs = Logs.load(self.directory)
+            return ResidualModel(seed=self.seed).fit(logs, show_progress=True), logs
+        model = load_model(self.directory)
+        if self.logs is None:
+            return model, None
+        if not isinstance(model, LogEstimator):
+            raise ValueError(
+                f"--logs is for models fitted from logs; {self.directory} was fitted from branches"
+            )
+        logs = Logs.load(self.logs)
+        for what, own, given in (
+            ("observations", model.observation_names, logs.observation_names),
+            ("outcomes", model.feature_names, logs.feature_names),
+            ("actions", model.action_names_, logs.action_names),
+        ):
+            if own != given:
+                raise ValueError(
+                    f"the {what} of {self.logs} are {shortened(given)}; those of "
+                    f"{self.directory} are {shortened(own)}"
+                )
+        return model, logs
+
+    def _verdict(
+        self,
+        model: Estimator,
+        logs: Logs | None,
+        observations: np.ndarray,
+        query: Query,
+        advantages: np.ndarray,
+    ) -> tuple[Verdict | LogVerdict | None, str]:
+        """What is known about the answers, and how far to trust them in words."""
+        from cqm.models.log_estimator import LogEstimator
+
+        verdict: Verdict | LogVerdict
+        if model.calibration_ is not None:
+            verdict = model.certify(observations, query, confidence=self.confidence)
+        elif logs is not None and isinstance(model, LogEstimator):
+            try:
+                projected = model.projected_effect(logs)
+            except ValueError as error:
+                return None, f"There are no intervals: {error}."
+            verdict = projected.certify(
+                observations, query, advantages=advantages, confidence=self.confidence
+            )
+        else:
+            held_out = f"cqm fit ... --out {self.directory} --calibration HELD_OUT_BRANCHES"
+            logs_too = "" if model.learns_from is Branches else ", or pass --logs LOGS"
+            return None, (
+                "The model is not calibrated, so its error is unknown; calibrate it with "
+                f"{held_out}{logs_too}"
+            )
+        return verdict, f"{verdict.summary()} {verdict.trust}"
+
     def _observations(
-        self, model: Estimator, world: World | None
+        self, model: Estimator, world: World | None, logs: Logs | None
     ) -> tuple[np.ndarray, Sequence[str]]:
         """Observations `[n, observations]` of sampled states or of those in a file; their ids."""
         from cqm.branches.collect import collect
@@ -249,6 +311,10 @@ class Ask:
             return found.observations, found.ids
         if self.id is not None:
             raise ValueError("--id names a column of a states file; pass --states FILE")
+        if logs is not None:
+            num = whole_number("--states", self.states, least=1)
+            rows = np.random.default_rng(self.seed).permutation(len(logs))[:num]
+            return logs.observations[np.sort(rows)], ()
         if world is None or model.recipe_.warmup is None:
             raise ValueError("a model fitted from logs cannot sample states; pass --states FILE")
         # Drawn and warmed up like the states the model was fitted on, with a different seed.

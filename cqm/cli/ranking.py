@@ -14,25 +14,28 @@ from cqm import storage
 
 if TYPE_CHECKING:
     from cqm.decisions import Verdict
+    from cqm.models.projections import LogVerdict
 
 
 def answers_by_state(
-    advantages: np.ndarray, names: Sequence[str], verdict: Verdict | None
+    advantages: np.ndarray, names: Sequence[str], verdict: Verdict | LogVerdict | None
 ) -> list[dict[str, Any]]:
-    """Ranking and advantages for each state, with bounds if the model is calibrated."""
+    """Ranking and advantages for each state, with bounds if there is a verdict."""
     from cqm.decisions import rank
 
     answers = []
     for i, (order, values) in enumerate(zip(rank(advantages), advantages, strict=True)):
         answer = {"state": i, "best": names[order[0]], "ranking": order.tolist()}
         answer["advantages"] = values[order].tolist()
-        if verdict is not None:
-            behind = (values[order[0]] - values[order[1:]]).tolist()
-            # Simultaneous intervals for how far each other action is behind the best.
-            answer["behind"] = [[b - verdict.radius, b + verdict.radius] for b in behind]
-            answer["separable"] = bool(verdict.separable[i])
-            answer["regret_bound"] = float(verdict.regret_bound[i])
         answers.append(answer)
+    if verdict is None:
+        return answers
+    known = zip(answers, verdict.behind, verdict.separable, verdict.regret_bound, strict=True)
+    for answer, behind, separable, regret in known:
+        answer["behind"] = behind[answer["ranking"][1:]].tolist()
+        answer["separable"] = bool(separable)
+        answer["answer"] = verdict.settled if separable else "cannot tell"
+        answer["regret_bound"] = float(regret)
     return answers
 
 
@@ -46,7 +49,7 @@ def answer_row(answer: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
     }
     if "behind" in answer:
         row["behind the best"] = " ".join(f"[{a:.3g}, {b:.3g}]" for a, b in answer["behind"])
-        row["answer"] = "certain" if answer["separable"] else "cannot tell"
+        row["answer"] = answer["answer"]
         row["regret at most"] = f"{answer['regret_bound']:.3g}"
     return row
 
@@ -56,8 +59,9 @@ def write_ranking(
 ) -> None:
     """Write one row per state to a CSV file.
 
-    `advantage.NAME` is the advantage of an action. With a calibrated model, `behind_low.NAME` and
-    `behind_high.NAME` limit how far it is behind the best action, for which they are empty.
+    `advantage.NAME` is the advantage of an action. With a calibrated model or with logs,
+    `behind_low.NAME` and `behind_high.NAME` limit how far it is behind the best action, for which
+    they are empty.
     """
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")

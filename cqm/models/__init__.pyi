@@ -2,6 +2,7 @@ from .averages import AverageEffects as AverageEffects
 from .effect import EffectModel as EffectModel
 from .estimator import Estimator as Estimator, load_model as load_model
 from .hindsight import HindsightModel as HindsightModel
+from .projections import LogVerdict as LogVerdict, ProjectedEffects as ProjectedEffects
 from .residual import ResidualModel as ResidualModel
 from .scorer import Scorer as Scorer
 from .selection import Scores as Scores, held_out_scores as held_out_scores

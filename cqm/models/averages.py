@@ -29,7 +29,7 @@ from cqm.logs.dataset import Logs
 from cqm.models.preprocessing import input_coordinates
 from cqm.models.propensities import estimated_propensities, taken_actions
 from cqm.names import action_indices, unknown
-from cqm.regression import RandomFourierFeatures, fold_numbers, ridge
+from cqm.regression import RandomFourierFeatures, fold_numbers, ridge, sums_by
 
 if TYPE_CHECKING:
     from cqm.models.log_estimator import LogEstimator
@@ -150,7 +150,12 @@ class AverageEffects:
 
 
 def average_effects(
-    model: LogEstimator, logs: Logs, *, by: ArrayLike | str | None = None, confidence: float = 0.95
+    model: LogEstimator,
+    logs: Logs,
+    *,
+    by: ArrayLike | str | None = None,
+    confidence: float = 0.95,
+    made: CrossFitted | None = None,
 ) -> AverageEffects:
     """Average effects of every action, in all decisions and in subgroups of them.
 
@@ -161,13 +166,14 @@ def average_effects(
         by: Subgroups: one label per decision, or the name of an observation with few values or of
             a column of text.
         confidence: Confidence level of the simultaneous intervals.
+        made: What `cross_fitted` made of the model and logs, if there are several questions.
     """
     instance("logs", logs, Logs, "Logs")
     confidence = number("confidence", confidence, above=0, below=1)
     groups = _subgroups(logs, by)
-    predicted, propensities = _cross_fitted(model, logs)
-    taken = taken_actions(logs)
-    weights = taken / propensities
+    made = made or cross_fitted(model, logs)
+    predicted, taken = made.outcomes, taken_actions(logs)
+    weights = taken / made.propensities
     _warn_about_weights(weights, taken, groups, logs)
     errors = weights[..., None] * (logs.outcomes[:, None] - predicted)  # [n, actions, outcomes]
     means, covariances = [], []
@@ -195,8 +201,16 @@ def average_effects(
     )
 
 
-def _cross_fitted(model: LogEstimator, logs: Logs) -> tuple[np.ndarray, np.ndarray]:
-    """Predicted outcomes of every action, `[n, actions, outcomes]`, and propensities.
+@dataclass(frozen=True)
+class CrossFitted:
+    """What is predicted for each decision from the other folds."""
+
+    outcomes: np.ndarray  # [n, actions, outcomes]
+    propensities: np.ndarray  # [n, actions]
+
+
+def cross_fitted(model: LogEstimator, logs: Logs) -> CrossFitted:
+    """Outcomes of every action and propensities, predicted for each decision.
 
     Each decision is predicted from the other folds. The estimator's effects are subtracted from
     their outcomes, and a regression on the state predicts what remains. Neither depends on the
@@ -226,7 +240,7 @@ def _cross_fitted(model: LogEstimator, logs: Logs) -> tuple[np.ndarray, np.ndarr
             inner = fold_numbers(len(others), model.folds, groups)
         state = ridge(regressors[others], rest, inner, free=range(1 + seen.shape[1]))
         predicted[own] = (regressors[own] @ state.weights)[:, None] + effects[own]
-    return predicted, propensities
+    return CrossFitted(predicted, propensities)
 
 
 def _subgroups(logs: Logs, by: ArrayLike | str | None) -> dict[str, np.ndarray]:
@@ -299,11 +313,7 @@ def _warn_about_weights(
 def _covariance(influence: np.ndarray, groups: np.ndarray | None, rows: np.ndarray) -> np.ndarray:
     """Covariance of a mean from the influence of every decision; episodes are independent."""
     num = len(influence)
-    if groups is not None:
-        numbers = np.unique(groups[rows], return_inverse=True)[1]
-        sums = np.zeros((numbers.max() + 1, influence.shape[1]))
-        np.add.at(sums, numbers, influence)
-        influence = sums
+    influence = sums_by(None if groups is None else groups[rows], influence)
     units = len(influence)
     return influence.T @ influence / num**2 * units / max(1, units - 1)
 

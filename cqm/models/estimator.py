@@ -78,6 +78,7 @@ class Estimator(Parameters, abc.ABC):
     title: ClassVar[str]  # on the model card
     learns_from: ClassVar[type]
     examples: ClassVar[str]  # what it learns from, in words
+    without_branches: ClassVar[str] = ""  # what to do if there are none to calibrate with
 
     # Parameters that every estimator has.
     width: int | None
@@ -379,6 +380,7 @@ class Estimator(Parameters, abc.ABC):
         if self.calibration_ is None:
             raise ValueError(
                 "the model has no calibration; call calibrate with held-out branches first"
+                f"{self.without_branches}"
             )
         return self.calibration_
 

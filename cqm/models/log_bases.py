@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cqm.regression import RandomFourierFeatures, Ridge, Table, ridge, ridge_weights
+from cqm.regression import RandomFourierFeatures, Ridge, Table, ridge, ridge_weights, sums_by
 
 # Standard errors of doubt. A regression that misses a part of the truth has an excess loss of half
 # that part's own size in standard errors, so that 0.5 would be Akaike's weights.
@@ -206,8 +206,5 @@ def plausibilities(
 
 def standard_errors(values: np.ndarray, groups: np.ndarray | None) -> np.ndarray:
     """Standard errors of the means of values `[n, outputs]` if groups are independent."""
-    deviations = values - values.mean(axis=0)
-    if groups is not None:
-        names, own = np.unique(groups, return_inverse=True)
-        deviations = np.stack([np.bincount(own, column, len(names)) for column in deviations.T], 1)
+    deviations = sums_by(groups, values - values.mean(axis=0))
     return np.sqrt((deviations**2).sum(axis=0)) / len(values)

@@ -19,6 +19,7 @@ from cqm.regression import Table, fold_numbers, mean_by
 
 if TYPE_CHECKING:
     from cqm.models.averages import AverageEffects
+    from cqm.models.projections import Basis, ProjectedEffects
 
 WIDTH = 256  # default width of hidden layers
 MEMBERS = 8  # default number of sets of random Fourier features
@@ -28,6 +29,7 @@ class LogEstimator(Estimator):
     """An estimator of effects that is fitted to logs."""
 
     learns_from, examples = Logs, "logged trajectories"
+    without_branches = ", or ask projected_effect(logs) for intervals"
     network_methods: ClassVar[tuple[str, ...]]  # methods that train a network
 
     method: str
@@ -81,6 +83,35 @@ class LogEstimator(Estimator):
         self._check_params()
         loaded = logs if isinstance(logs, Logs) else Logs.load(logs)
         return average_effects(self, loaded, by=by, confidence=confidence)
+
+    def projected_effect(
+        self, logs: Logs | str | Path, *, basis: Basis = "linear"
+    ) -> ProjectedEffects:
+        """Effects in single states, with intervals for their projection on a basis.
+
+        Like averages, they are made by regressions that are fitted again, fold by fold, so these
+        may be the logs that the estimator learned from. See `cqm.models.projections`.
+
+        Args:
+            logs: The decisions to learn from, or their directory.
+            basis: `linear` for a constant and a slope per observation, `cells` for one value per
+                distinct observation, which must then repeat.
+
+        >>> from cqm.models import ResidualModel
+        >>> rng = np.random.default_rng(0)
+        >>> sick, treated = rng.normal(size=(300, 1)), rng.integers(2, size=300)
+        >>> health = treated[:, None] * sick + 0.1 * rng.normal(size=(300, 1))
+        >>> logs = Logs.from_arrays(sick, treated, health[:, None], discount=1.0)
+        >>> projected = ResidualModel().projected_effect(logs)
+        >>> low, high = projected.effect_interval([[2.0]], np.ones(1), action=1, baseline=0)
+        >>> bool(1.9 < low[0] < 2.0 < high[0] < 2.1)
+        True
+        """
+        from cqm.models.projections import projected_effects
+
+        self._check_params()
+        loaded = logs if isinstance(logs, Logs) else Logs.load(logs)
+        return projected_effects(self, loaded, basis=basis)
 
     def _check_params(self) -> None:
         self._check_common()
