@@ -20,6 +20,14 @@ def write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
         writer.writerows(rows)
 
 
+def read_csv(path: Path) -> list[dict[str, str]]:
+    """The rows of a table; none if it does not exist yet."""
+    if not path.exists():
+        return []
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
 def answer_of(python: Path, code: str, *arguments: Any, cores: Collection[int] = ()) -> Any:
     """Run code in another interpreter and return the JSON value on its last line of output.
 

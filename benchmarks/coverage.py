@@ -10,7 +10,6 @@ it. On a rough effect the two differ by design. Rerun the command to resume it.
 
 from __future__ import annotations
 
-import csv
 import functools
 import warnings
 from collections.abc import Callable
@@ -21,7 +20,7 @@ from pathlib import Path
 import numpy as np
 import tyro
 
-from benchmarks import write_csv
+from benchmarks import read_csv, write_csv
 from cqm.branches.recipe import draw_actions
 from cqm.logs.dataset import Logs
 from cqm.models.averages import average_effects, cross_fitted
@@ -112,7 +111,7 @@ class Settings:
 def main(settings: Settings) -> None:
     """Measure what is missing, and write the table."""
     kept = settings.out.with_name("coverage-replications.csv")
-    done = _read(kept)
+    done = read_csv(kept)
     for name in GENERATORS:
         for replication in range(settings.replications):
             key = {"generator": name, "decisions": str(settings.decisions)}
@@ -199,13 +198,6 @@ def _logs(own: Generator, num: int, rng: np.random.Generator) -> Logs:
 
 def _linear(states: np.ndarray) -> np.ndarray:
     return np.concatenate([np.ones((len(states), 1)), states], axis=1)
-
-
-def _read(path: Path) -> list[dict[str, str]]:
-    if not path.exists():
-        return []
-    with open(path, newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def _write_table(path: Path, done: list[dict[str, str]]) -> None:

@@ -1,8 +1,9 @@
-"""The default effect model of an earlier version of this library against today's.
+"""The default effect model of an earlier version of this library, beside today's.
 
-Both versions learn from the branches that the study of worlds keeps, on one core, and are scored
-against the expected effects of its test states. The earlier version runs in an environment of its
-own, installed from a checkout of it:
+The earlier version learns from the branches that the study of worlds keeps, on one core, and is
+scored like today's against the expected effects of the test states; today's scores are those of the
+study. The earlier version runs in an environment of its own, installed from a checkout of it. Rerun
+the command to resume it:
 
     git worktree add earlier 3895e39
     python -m venv peer && peer/bin/pip install './earlier[sim]'
@@ -13,7 +14,6 @@ own, installed from a checkout of it:
 from __future__ import annotations
 
 import os
-import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +25,7 @@ import numpy as np
 import tyro
 
 import cqm
-from benchmarks import answer_of, write_csv
+from benchmarks import answer_of, read_csv, write_csv
 from cqm.experiments import zoo
 from cqm.experiments.excess import Truth, own_units, pooled
 
@@ -41,6 +41,7 @@ seconds = time.process_time() - started
 np.save(predicted, model.effect(np.load(observations)))
 print(json.dumps({"method": model.method_, "seconds": seconds}))
 """
+ERRORS = ("own_error", "own_error_se", "pooled_error", "pooled_error_se")
 
 
 @dataclass(frozen=True)
@@ -66,31 +67,40 @@ class Settings:
 
 
 def main(settings: Settings) -> None:
-    rows = []
+    """Fit the earlier version where that has not been done, and write both versions' errors."""
+    rows = read_csv(settings.out)
     for name in settings.worlds:
+        key = {"world": name, "states": str(settings.states)}
+        if any(key.items() <= row.items() for row in rows):
+            continue
+        today = next(
+            row
+            for row in read_csv(settings.study / "worlds.csv")
+            if key.items() <= row.items() and row["candidate"] == "default"
+        )
         where = settings.study / "worlds" / "branches" / name
         test = cqm.Branches.open(where / "test")
         truth = Truth.from_draws(test.effects(), test.outcomes)
-        versions = {settings.label: settings.earlier, "today": Path(sys.executable)}
-        for version, python in versions.items():
-            training = where / f"training-{settings.states}"
-            record, predicted = fitted(python, training, settings.seed, test.observations)
-            own, both = own_units(predicted, truth), pooled(predicted, truth)
-            rows.append(
-                {
-                    "world": name,
-                    "states": settings.states,
-                    "version": version,
-                    "method": record["method"],
-                    "own_error": own.value,
-                    "own_error_se": own.standard_error,
-                    "pooled_error": both.value,
-                    "pooled_error_se": both.standard_error,
-                    "cpu_seconds": round(record["seconds"], 1),
-                }
-            )
-            print(rows[-1], flush=True)
-            write_csv(settings.out, rows)
+        record, predicted = fitted(
+            settings.earlier,
+            where / f"training-{settings.states}",
+            settings.seed,
+            test.observations,
+        )
+        own, both = own_units(predicted, truth), pooled(predicted, truth)
+        errors = (own.value, own.standard_error, both.value, both.standard_error)
+        rows += [
+            key
+            | {"version": settings.label, "method": record["method"]}
+            | dict(zip(ERRORS, map(str, errors), strict=True))
+            | {"seconds": f"{record['seconds']:.1f}"},
+            key
+            | {"version": "today", "method": today["chosen"]}
+            | {error: today[error] for error in ERRORS}
+            | {"seconds": f"{float(today['seconds']):.1f}"},
+        ]
+        print(*rows[-2:], sep="\n", flush=True)
+        write_csv(settings.out, rows)
 
 
 def fitted(

@@ -231,7 +231,8 @@ def test_two_commands_from_a_table_to_a_ranking_with_intervals(tmp_path, capsys,
     assert main(["fit", "logs", "--estimator", "residual", "--out", "model"]) == 0
     saved = ["query", "model", *query[2:], *states, "--overwrite"]
     assert main(saved) == 0
-    assert "calibrate it with" in (printed := capsys.readouterr().out) and "--logs LOGS" in printed
+    assert "calibrate it with" in (printed := capsys.readouterr().out)
+    assert "--logs LOGS" in printed
     assert main([*saved, "--logs", "logs"]) == 0
     assert "clearly the best in 2 of 2" in capsys.readouterr().out
     assert main([*query, *states, "--overwrite", "--logs", "logs"]) == 2

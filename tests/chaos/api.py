@@ -86,6 +86,11 @@ class Things:
         rng = np.random.default_rng(0)
         return decisions.calibrate(rng.normal(size=(40, 3, 2)), rng.normal(size=(40, 16, 3, 2)))
 
+    def _table(self):
+        path = self.directory / "table.csv"
+        path.write_text("x,a,y\n" + "".join(f"{i % 7},{'ab'[i % 2]},{i % 5}\n" for i in range(60)))
+        return path
+
     def _mdp(self):
         return measures.FiniteMDP(np.full((2, 2, 2), 0.5))
 
@@ -326,6 +331,39 @@ def entries(t):
                 "updates": ("wild", None),
                 **estimator,
             },
+        ),
+        "Logs.from_frame": (
+            cqm.Logs.from_frame,
+            {
+                "frame": ("data", {"x": [1.0, 2.0] * 9, "a": ["u", "v", "v"] * 6, "y": [0.5] * 18}),
+                "observations": ("names", ["x"]),
+                "action": ("choice", "a"),
+                "outcomes": ("names", ["y"]),
+                "missing": ("choice", "error"),
+            },
+        ),
+        "Logs.from_csv": (
+            cqm.Logs.from_csv,
+            {
+                "path": ("path", t.table),
+                "observations": ("names", ["x"]),
+                "action": ("choice", "a"),
+                "outcomes": ("names", ["y"]),
+                "delimiter": ("choice", ","),
+                "encoding": ("choice", "utf-8"),
+            },
+        ),
+        "model.average_effect": (
+            cqm.ResidualModel().average_effect,
+            {
+                "logs": ("data", t.stored_logs),
+                "by": ("wild", None),
+                "confidence": ("confidence", 0.9),
+            },
+        ),
+        "model.projected_effect": (
+            cqm.ResidualModel().projected_effect,
+            {"logs": ("data", t.stored_logs), "basis": ("choice", "linear")},
         ),
         "HindsightModel": (
             fit_hindsight,

@@ -49,6 +49,15 @@ GOOD = {
     "query": ["model", "--reward=position", "--states=2"],
     "worlds check": ["cartpole-swingup", "--states=2"],
     "worlds list": [],
+    "logs import": [
+        "table.csv",
+        "--action=a",
+        "--observations=x",
+        "--outcomes=y",
+        "--out=out-logs",
+    ],
+    "logs check": ["logs"],
+    "logs effects": ["logs"],
     "reproduce": ["--preset=smoke", "--methods=zero", "--domains=nope", "--out=out-run"],
     "report": ["run"],
 }
@@ -58,16 +67,21 @@ NUMERIC = {
     "fit": ["updates", "validation", "width", "members", "seed"],
     "query": ["states", "confidence", "seed"],
     "worlds check": ["states", "seed"],
+    "logs effects": ["confidence", "seed"],
     "reproduce": ["seeds"],
 }
 NUMERIC["collect"] += ["arms", "warmup", "continuation", "threads", "per-step", "action-names"]
 CHOICES = {
     "fit": ["estimator", "candidates", "budget"],
     "reproduce": ["preset", "study", "methods", "domains"],
+    "logs import": ["action", "observations", "outcomes", "propensity", "episode", "missing"],
+    "logs effects": ["by"],
 }
-PATHS = {"fit": ["calibration", "out"], "collect": ["out"], "query": ["states"]}
+PATHS = {"fit": ["calibration", "out"], "collect": ["out"], "query": ["states", "logs"]}
+PATHS["logs import"] = ["out"]
 POSITIONAL = {"collect": WORLDS, "worlds check": WORLDS, "audit": FILES, "fit": FILES}
 POSITIONAL |= {"query": FILES, "report": FILES}
+POSITIONAL |= {"logs import": FILES, "logs check": FILES, "logs effects": FILES}
 
 
 def command_line(rng):
@@ -118,6 +132,8 @@ def furnish(materials, directory):
     (directory / "words.csv").write_text("a,b\nc,d\n")
     (directory / "ragged.csv").write_text("1,2,3\n4,5\n")
     (directory / "empty.csv").write_text("")
+    table = "".join(f"{i % 7},{'ab'[i % 2]},{i % 5}\n" for i in range(60))
+    (directory / "table.csv").write_text(f"x,a,y\n{table}")
     (directory / "bad.safetensors").write_bytes(b"\xff" * 16)
     (directory / "model.zip").write_bytes(b"PK\x03\x04")
 

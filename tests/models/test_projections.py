@@ -43,7 +43,8 @@ def test_intervals_contain_a_linear_effect_and_shrink_with_the_root_of_the_rows(
     widths = []
     for num in (500, 8_000):
         low, high = limits(clinic(num, 0), states)
-        assert (low < 1 + states[:, 0]).all() and (high > 1 + states[:, 0]).all()
+        assert (low < 1 + states[:, 0]).all()
+        assert (high > 1 + states[:, 0]).all()
         widths.append(np.mean(high - low))
     assert widths[1] == pytest.approx(widths[0] / 4, rel=0.25)
 
@@ -87,13 +88,15 @@ def test_cells_estimate_each_distinct_observation():
 def test_a_verdict_says_what_is_clear_and_what_it_assumes():
     projected = quick().projected_effect(clinic(4_000, 3))
     verdict = projected.certify([[3.0], [-1.0], [-4.0]], RELIEF)
-    assert verdict.best[0] == "drug" and verdict.best[2] == "placebo"
+    assert verdict.best[0] == "drug"
+    assert verdict.best[2] == "placebo"
     assert verdict.separable.tolist() == [True, False, True]
     assert verdict.regret_bound[0] == 0 < verdict.regret_bound[1]
     np.testing.assert_array_equal(verdict.behind[range(3), verdict.action], np.zeros((3, 2)))
     printed = str(verdict)
     assert "clearly the best in 2 of 3 states" in printed
-    assert "linear in the observations" in printed and "Assumed: the observations" in printed
+    assert "linear in the observations" in printed
+    assert "Assumed: the observations" in printed
     assert verdict.to_pandas()["clear"].tolist() == [True, False, True]
 
 
@@ -102,7 +105,8 @@ def test_the_choice_may_be_that_of_another_model():
     verdict = projected.certify([[3.0]], RELIEF, advantages=np.array([[0.1, -0.1]]))
     assert verdict.best == ("placebo",)
     assert verdict.behind[0, 1, 1] < 0  # the drug is certainly not behind it
-    assert not verdict.separable[0] and verdict.regret_bound[0] > 3
+    assert not verdict.separable[0]
+    assert verdict.regret_bound[0] > 3
 
 
 def test_mistakes_are_explained():
