@@ -27,7 +27,12 @@ from cqm.arguments import instance, number
 from cqm.display import counted, data_frame, html_table, text_table
 from cqm.logs.dataset import Logs
 from cqm.models.preprocessing import input_coordinates
-from cqm.models.propensities import estimated_propensities, taken_actions
+from cqm.models.propensities import (
+    estimated_propensities,
+    inverse_propensities,
+    taken_actions,
+)
+from cqm.models.regressors import fitted_columns, predictions
 from cqm.names import action_indices, unknown
 from cqm.regression import RandomFourierFeatures, fold_numbers, ridge, sums_by
 
@@ -234,6 +239,10 @@ def cross_fitted(model: LogEstimator, logs: Logs) -> CrossFitted:
             fitted = type(model)(**model.get_params()).fit(logs[others], show_progress=False)
         effects = fitted.effect(observations)
         rest = outcomes[others] - effects[others, logs.first_actions[others]]
+        if (regressor := getattr(model, "baseline_regressor", None)) is not None:
+            columns = fitted_columns(regressor, observations[others], rest)
+            predicted[own] = predictions(columns, observations[own])[:, None] + effects[own]
+            continue
         inner = np.unique(folds[others], return_inverse=True)[1]
         if inner.max() == 0:  # two folds leave a single one
             groups = None if logs.groups is None else logs.groups[others]
@@ -241,6 +250,12 @@ def cross_fitted(model: LogEstimator, logs: Logs) -> CrossFitted:
         state = ridge(regressors[others], rest, inner, free=range(1 + seen.shape[1]))
         predicted[own] = (regressors[own] @ state.weights)[:, None] + effects[own]
     return CrossFitted(predicted, propensities)
+
+
+def robust_scores(logs: Logs, made: CrossFitted) -> np.ndarray:
+    """Unbiased, noisy estimates of all actions' outcomes per decision, `[n, actions, outcomes]`."""
+    weights = inverse_propensities(taken_actions(logs), made.propensities)
+    return made.outcomes + weights[..., None] * (logs.outcomes[:, None] - made.outcomes)
 
 
 def _subgroups(logs: Logs, by: ArrayLike | str | None) -> dict[str, np.ndarray]:

@@ -84,6 +84,8 @@ def json_values(params: Mapping[str, Any]) -> dict[str, Any]:
             return dataclasses.asdict(value)
         if isinstance(value, np.ndarray | np.generic):
             return value.tolist()
+        if hasattr(value, "predict"):  # a regressor is code, which is not stored
+            return None
         return value
 
     return {name: plain(value) for name, value in params.items()}

@@ -26,9 +26,8 @@ from cqm.columns import Column
 from cqm.decisions import NOTE_WIDTH, SHOWN_STATES, meaning_of_best
 from cqm.display import counted, data_frame, html_table, text_table
 from cqm.logs.dataset import Logs
-from cqm.models.averages import CrossFitted, cross_fitted
+from cqm.models.averages import CrossFitted, cross_fitted, robust_scores
 from cqm.models.preprocessing import input_coordinates
-from cqm.models.propensities import inverse_propensities, taken_actions
 from cqm.names import Action, action_indices
 from cqm.observations import as_observations
 from cqm.queries import Query
@@ -276,9 +275,7 @@ def projected_effects(
             f"per function; got {units} for {values.shape[1]} functions; use fewer observations, "
             "or ask for average effects"
         )
-    made = made or cross_fitted(model, logs)
-    weights = inverse_propensities(taken_actions(logs), made.propensities)
-    scores = made.outcomes + weights[..., None] * (logs.outcomes[:, None] - made.outcomes)
+    scores = robust_scores(logs, made or cross_fitted(model, logs))
     flat = scores.reshape(len(logs), -1)
     solver = np.linalg.pinv(values)  # [functions, n]
     fitted = solver @ flat

@@ -14,12 +14,20 @@ import numpy as np
 
 from cqm.arguments import whole_number
 from cqm.logs.dataset import Logs
+from cqm.models.averages import cross_fitted, robust_scores
 from cqm.models.log_bases import bases_of, on_state, regress, repeated_cells
-from cqm.models.log_effects import Decisions, fit_doubly_robust, fit_residuals
+from cqm.models.log_effects import Decisions, contrasts, fit_doubly_robust, fit_residuals
 from cqm.models.log_estimator import MEMBERS, LogEstimator, check_cells
 from cqm.models.log_steps import fit_steps
 from cqm.models.predictors import FourierPredictor, Predictor, TablePredictor
 from cqm.models.propensities import taken_actions
+from cqm.models.regressors import (
+    Regressor,
+    RegressorPredictor,
+    check_regressor,
+    cross_fitted_columns,
+    fitted_columns,
+)
 from cqm.models.subspace import later_regressors
 from cqm.models.training import Training
 from cqm.quotient import Reference, center
@@ -49,6 +57,11 @@ class ResidualModel(LogEstimator):
         members: Number of networks, or of sets of random Fourier features, to average; by default
             one network or eight sets.
         folds: Number of folds for cross-fitting.
+        baseline_regressor: Scikit-learn regressor that predicts outcomes from the state, to be
+            subtracted; by default ridge regressions chosen by held-out rows.
+        effect_regressor: Scikit-learn regressor of the effects on the state. It learns from doubly
+            robust scores, for which the model is fitted once per fold; models with it cannot be
+            saved. By default ridge regressions chosen by held-out rows.
         weighting: Weight by the inverse noise covariance and keep only directions in which effects
             are visible (generalised instead of ordinary least squares).
         reference: Reference distribution over actions, for centring; uniform by default.
@@ -77,6 +90,8 @@ class ResidualModel(LogEstimator):
         width: int | None = None,
         members: int | None = None,
         folds: int = 5,
+        baseline_regressor: Regressor | None = None,
+        effect_regressor: Regressor | None = None,
         weighting: bool = True,
         reference: Reference = None,
         training: Training | None = None,
@@ -90,6 +105,8 @@ class ResidualModel(LogEstimator):
         self.width = width
         self.members = members
         self.folds = folds
+        self.baseline_regressor = baseline_regressor
+        self.effect_regressor = effect_regressor
         self.weighting = weighting
         self.reference = reference
         self.training = training
@@ -106,6 +123,15 @@ class ResidualModel(LogEstimator):
                 "the method 'steps' supports neither doubly_robust=True nor outcome='additive', "
                 "which would bring back the noise that it avoids; use method='direct'"
             )
+        for name in ("baseline_regressor", "effect_regressor"):
+            check_regressor(name, getattr(self, name))
+            if getattr(self, name) is not None and self.method != "direct":
+                raise ValueError(f"{name} is for method='direct'; got method={self.method!r}")
+        if self.effect_regressor is not None and self.outcome == "additive":
+            raise ValueError(
+                "effect_regressor learns effects that depend on the state, which "
+                "outcome='additive' rules out; leave out one of the two"
+            )
 
     def _learn(self, logs: Logs, options: Mapping[str, Any]) -> Predictor:
         logs.coverage().check()
@@ -120,7 +146,20 @@ class ResidualModel(LogEstimator):
         if self.method == "steps":
             subspace = self._subspace(logs, logs.propensities)
             return fit_steps(self, logs, subspace.measures, options)
-        return self._learn_direct(logs)
+        return self._learn_direct(logs) if self.effect_regressor is None else self._regressed(logs)
+
+    def _regressed(self, logs: Logs) -> RegressorPredictor:
+        """Effects by the user's regressor, from doubly robust scores of this model without it."""
+        assert self.effect_regressor is not None
+        made = cross_fitted(ResidualModel(**self.get_params() | {"effect_regressor": None}), logs)
+        coding = contrasts(logs.num_actions)
+        scores = np.einsum("ac,naf->ncf", coding, robust_scores(logs, made))
+        columns = fitted_columns(
+            self.effect_regressor, logs.observations, scores.reshape(len(logs), -1)
+        )
+        name = type(self.effect_regressor).__name__
+        self.notes_.append(f"effects: {name}, from doubly robust scores")
+        return RegressorPredictor(columns, coding)
 
     def _learn_direct(self, logs: Logs) -> FourierPredictor:
         subspace, inputs, propensities = self._prepared(logs)
@@ -130,9 +169,13 @@ class ResidualModel(LogEstimator):
         targets = logs.outcomes @ subspace.measures
         later = later_regressors(logs, seen[:, : len(subspace)])
         waves = _drawn(seen, 2 * _WAVES, _BASELINE_DRAWS, rng)
-        candidates = on_state(bases_of(seen, waves, cells), later)
-        baseline = regress(candidates, targets, folds, logs.groups)
-        residuals = targets - baseline.predictions
+        bases, described, known = bases_of(seen, waves, cells), "", 0.0
+        if self.baseline_regressor is not None:
+            described = f"{type(self.baseline_regressor).__name__}, then "
+            known = cross_fitted_columns(self.baseline_regressor, logs.observations, targets, folds)
+            bases = bases[:1]  # a constant, and what later actions explain
+        baseline = regress(on_state(bases, later), targets - known, folds, logs.groups)
+        residuals = targets - known - baseline.predictions
         root = np.eye(len(subspace)) / (residuals.std() or 1.0)
         if self.weighting:
             root = inverse_root(shrunk_covariance(residuals))
@@ -152,7 +195,7 @@ class ResidualModel(LogEstimator):
             fitted = fit_doubly_robust(bases, shared, decisions)
         else:
             fitted = fit_residuals(bases, decisions)
-        self.notes_.append(f"baseline: {baseline.describe()}")
+        self.notes_.append(f"baseline: {described}{baseline.describe()}")
         self.notes_.append(f"effects: {fitted.description}")
         regressor = "actions" if self.doubly_robust else "actions minus propensities"
         weighting = "with" if self.weighting else "without"
