@@ -94,10 +94,11 @@ def shell(code):
         print(done.stdout, end="", flush=True)
 
 
-def differences(shown, made, *, relative=0.05, of_line=0.02, absolute=0.0):
+def differences(shown, made, *, relative=0.05, of_line=0.02, absolute=1e-9):
     """Where two texts differ: in a word or a whole number at all, in a decimal beyond tolerance.
 
-    The tolerance is a share of the number itself plus a share of the largest number on its line.
+    The tolerance is a share of the number itself plus a share of the largest number on its line;
+    rounding errors do not matter.
     The width of gaps does not matter, as columns are as wide as their numbers; nor do versions.
     """
     shown, made = (_VERSIONS.sub("- versions", text) for text in (shown, made))

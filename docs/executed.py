@@ -76,7 +76,8 @@ def check(app, doctree):
     found = []
     for block in running:
         code = block.code if block.language == "python" else f"blocks.shell({block.code!r})"
-        found.append((block, printed[code.rstrip("\n")].pop(0)))
+        if made_by := printed.get(code.rstrip("\n")):  # none if the page failed before
+            found.append((block, made_by.pop(0)))
     if app.config.update_outputs:
         path.write_text(updated(text, found))
         return
