@@ -4,6 +4,8 @@ That every block of code runs and prints what is shown is checked when the docum
 """
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import commands
@@ -109,6 +111,19 @@ def test_new_outputs_are_written_into_a_page():
     assert "```text\n43\n```\n\n<!-- not run" in made
     assert made.endswith("```sh\ncqm --version\n```\n\n```text\ncqm 1.0\n```\n")
     assert blocks(executed.updated(made, [(blocks(made)[0], "")]))[0].shown is None
+
+
+@pytest.mark.slow
+def test_the_tutorial_on_ray_prints_what_is_shown(tmp_path):
+    """Ray takes long to start, so this page does not run when the documentation is built."""
+    found = blocks((ROOT / "docs" / "tutorials" / "ray.md").read_text())
+    assert all(block.exempt for block in found)
+    code = "".join(block.code for block in found)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert differences("".join(block.shown for block in found), done.stdout) == []
 
 
 def test_code_that_would_not_run_is_noticed():
