@@ -39,8 +39,8 @@ def paragraphs(text):
 
 
 def figures(paragraph):
-    """The decimal numbers that a paragraph quotes, without those in code."""
-    return NUMBER.findall(re.sub(r"`[^`]*`", "", paragraph))
+    """The decimal numbers that a paragraph quotes, without those in code and in versions."""
+    return NUMBER.findall(re.sub(r"`[^`]*`|version \d+\.\d+", "", paragraph, flags=re.IGNORECASE))
 
 
 def quoted_without_source(marker, paragraph):
@@ -50,6 +50,8 @@ def quoted_without_source(marker, paragraph):
     sources = MARKER.match(marker)[1].split(", ")
     content = " ".join((ROOT / source).read_text() for source in sources)
     values = [float(number) for number in re.findall(r"-?\d+\.?\d*(?:e-?\d+)?", content)]
+    if "%" in paragraph:
+        values += [100 * value for value in values]
     return [number for number in figures(paragraph) if not any(shown_as(v, number) for v in values)]
 
 
