@@ -4,9 +4,11 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+# Every page is read, and its code is run, every time: the code it runs may have changed.
+SPHINX := $(BIN)/sphinx-build --quiet --fresh-env --keep-going --jobs 2
 export MUJOCO_GL ?= disable
 
-.PHONY: help reproduce test check bench chaos docs dist clean
+.PHONY: help reproduce test check bench chaos docs docs-outputs dist clean
 
 help:
 	@echo "make reproduce   reproduce the paper's experiments, quick version, with a report"
@@ -14,7 +16,8 @@ help:
 	@echo "make check       format, lint, types, documentation build"
 	@echo "make bench       measure speed against peers"
 	@echo "make chaos       try to break everything, for most of an hour; rerun to resume"
-	@echo "make docs        build the documentation into docs/_build"
+	@echo "make docs        build the documentation into docs/_build, running the code in it"
+	@echo "make docs-outputs  write what that code prints into the pages"
 	@echo "make dist        build the wheel and the sdist into dist"
 
 # Reinstalled only if the pinned versions or the project's metadata change.
@@ -46,8 +49,12 @@ chaos: $(READY)
 	PYTHONPATH=tests $(BIN)/python -m chaos --report
 
 docs: $(READY)
-	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going docs docs/_build
-	@echo "documentation: docs/_build/index.html"
+	$(SPHINX) --fail-on-warning docs docs/_build/html
+	@echo "documentation: docs/_build/html/index.html"
+
+docs-outputs: $(READY)
+	$(BIN)/python docs/tables.py
+	$(SPHINX) -D update_outputs=1 docs docs/_build/html
 
 dist: $(READY)
 	rm -rf dist

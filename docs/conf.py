@@ -1,6 +1,12 @@
 """Sphinx configuration."""
 
 import re
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import commands
 
 import cqm
 
@@ -9,8 +15,22 @@ author = "The cqm developers"
 copyright = "2026, The cqm developers"
 version = release = cqm.__version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
+extensions = [
+    "myst_nb",
+    "sphinx_design",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
+    "executed",
+]
+myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
+nb_execution_mode = "force"
+nb_execution_in_temp = True
+nb_execution_timeout = 900  # seconds for one cell, on a busy machine
+nb_execution_show_tb = True  # an error is a warning here, which fails the build at its end
+nb_output_stderr = "remove"  # progress; warnings are errors, see executed.py
+nb_merge_streams = True
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 # Written out, these would fill half a page.
@@ -30,9 +50,10 @@ def plain_aliases(app, what, name, obj, options, signature, annotation):
 
 def setup(app):
     app.connect("autodoc-process-signature", plain_aliases)
+    app.connect("source-read", commands.read)
 
 
 html_theme = "furo"
 html_static_path = ["_static"]
-html_css_files = ["tables.css"]
+html_css_files = ["site.css"]
 html_title = f"cqm {release}"

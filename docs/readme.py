@@ -3,21 +3,23 @@
     python docs/readme.py
 
 The picture is drawn from a few simulated futures, the table from the scores in `results/paper`, and
-each output is what the code above it prints. The output shown in docs/effects.md is made as well.
-It takes a few minutes.
-`tests/test_readme.py` makes everything again and compares it with what is committed.
+each output is what the code above it prints. It takes a few minutes. `tests/test_readme.py` makes
+everything again and compares it with what is committed. The outputs in the documentation itself are
+made and compared when it is built: see `executed.py`.
 """
 
-import os
 import re
 import subprocess
 import sys
 import tempfile
 import textwrap
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from blocks import blocks
 
 import cqm
 from cqm.experiments import results
@@ -27,7 +29,6 @@ from cqm.experiments.scores import domain_title, score
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
-EFFECTS = ROOT / "docs" / "effects.md"
 PICTURES = ROOT / "docs" / "_static"
 THEMES = {"light": "#1f2328", "dark": "#e6edf3"}  # colours of text on a light and a dark page
 
@@ -163,85 +164,43 @@ def with_table(text):
     )
 
 
-@dataclass(frozen=True)
-class Example:
-    """A block of code in the README, and the block of output below it if there is one."""
-
-    section: str
-    language: str
-    code: str
-    shown: str | None
-    start: int  # of the output in the text
-    stop: int
-
-    @property
-    def runs(self):
-        """Whether it can run here; commands that install or test everything cannot."""
-        return self.language == "python" or self.code.startswith("cqm ")
+def runs(block):
+    """Whether a block can run here; commands that install or test everything cannot."""
+    return block.language == "python" or block.code.startswith("cqm ")
 
 
-def examples(text):
-    """All blocks of Python and of shell commands, in order."""
-    fence = r"```{}\n(.*?)^```\n"
-    pattern = re.compile(
-        rf"^{fence.format('(python|sh)')}(?:\n{fence.format('text')})?", re.MULTILINE | re.DOTALL
+def output(block, directory):
+    """What a block prints when it runs on its own in a directory."""
+    code = block.code
+    if block.language == "sh":
+        here = str(Path(__file__).parent)
+        code = f"import sys; sys.path.append({here!r}); import blocks; blocks.shell({code!r})"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=directory, capture_output=True, text=True
     )
-    return [
-        Example(
-            section=["", *re.findall(r"^## (.*)$", text[: match.start()], re.MULTILINE)][-1],
-            language=match[1],
-            code=match[2],
-            shown=match[3],
-            start=match.start(3),
-            stop=match.end(3),
-        )
-        for match in pattern.finditer(text)
-    ]
-
-
-def output(example, directory):
-    """What an example prints when it runs in a directory; of several commands, the last one."""
-    commands = [[sys.executable, "-c", example.code]]
-    if example.language == "sh":
-        lines = re.split(r"(?<!\\)\n", example.code.strip())  # a backslash continues a command
-        commands = [["bash", "-c", line] for line in lines]
-    programs = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    for command in commands:
-        done = subprocess.run(
-            command,
-            cwd=directory,
-            env={**os.environ, "PATH": programs},
-            capture_output=True,
-            text=True,
-        )
-        if done.returncode or "Warning" in done.stderr:
-            raise RuntimeError(f"{command[-1]}\n{done.stderr}")
+    if done.returncode or "Warning" in done.stderr:
+        raise RuntimeError(f"{block.code}\n{done.stderr}")
     return done.stdout
 
 
-def with_outputs(text, *, only_shown=False):
-    """The text of a page with every shown output made again.
-
-    Args:
-        text: The page.
-        only_shown: Whether to skip examples without output, which others may depend on.
-    """
-    chosen = [one for one in examples(text) if one.runs and not (only_shown and one.shown is None)]
+def with_outputs(text):
+    """The text of the README with every shown output made again."""
+    chosen = [block for block in blocks(text) if runs(block)]
     with tempfile.TemporaryDirectory() as directory:
-        printed = [(one, output(one, directory)) for one in chosen]
-    for example, new in reversed(printed):
-        if example.shown is not None:
-            text = text[: example.start] + new + text[example.stop :]
+        printed = [(block, output(block, directory)) for block in chosen]
+    for block, new in reversed(printed):
+        if block.shown is not None:
+            start, stop = block.output_span
+            text = text[:start] + new + text[stop:]
     return text
 
 
 def main():
-    """Rewrite the pictures and the pages."""
+    """Rewrite the pictures and the README."""
     svg = picture()
     for theme, colour in THEMES.items():
         (PICTURES / f"effects-{theme}.svg").write_text(svg.replace("currentColor", colour))
     README.write_text(with_outputs(with_table(README.read_text())))
-    EFFECTS.write_text(with_outputs(EFFECTS.read_text(), only_shown=True))
 
 
 if __name__ == "__main__":

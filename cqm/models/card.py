@@ -125,7 +125,8 @@ def _training(name: str, record: dict[str, Any]) -> str:
 
 def _scores(calibration: Calibration | None, feature_names: Sequence[str]) -> list[str]:
     if calibration is None:
-        return ["not calibrated, so its error is unknown; measure it with `calibrate`"]
+        unknown = "not calibrated, so its error is unknown; measure it with `calibrate`"
+        return [f"{unknown}{model.without_branches}"]
     states = (
         f"on {len(calibration.residuals):,} held-out states with {calibration.draws} draws each"
     )

@@ -1,0 +1,185 @@
+"""Write the tables in the documentation that follow from committed results.
+
+    python docs/tables.py
+
+A table stands between `<!-- table NAME: ... -->` and `<!-- end of table -->`. `tests/test_docs.py`
+makes all of them again and compares them with what is committed.
+"""
+
+import csv
+import re
+from pathlib import Path
+
+import numpy as np
+
+from cqm.experiments import published, results
+from cqm.experiments.methods import METHODS
+
+ROOT = Path(__file__).parent.parent
+MEASURED = ROOT / "benchmarks" / "results"
+MARKERS = re.compile(r"(<!-- table ([\w-]+): .*? -->\n).*?( *<!-- end of table -->)", re.S)
+
+
+def rows(name):
+    """The rows of a committed CSV file, as dictionaries."""
+    with (MEASURED / name).open() as file:
+        return list(csv.DictReader(file))
+
+
+def markdown(header, lines):
+    """A table in Markdown."""
+    return "\n".join(
+        f"| {' | '.join(cells)} |" for cells in (header, ["---"] * len(header), *lines)
+    )
+
+
+def short(name):
+    """`reacher` instead of `reacher-easy`."""
+    return name.partition("-")[0]
+
+
+def small(text):
+    """A number with two significant digits if it is tiny, otherwise with three or four decimals."""
+    value = float(text)
+    if 0 < value < 0.0005:
+        return f"{value:.1e}".replace("e-0", "e-").replace(".0e", "e")
+    return f"{value:.3f}" if value >= 0.1 else f"{value:.4f}"
+
+
+def effects():
+    """How good models are, and how far they can be trusted."""
+    titles = {"paper": "paper's", "default": "default", "three arms": "default, three arms of five"}
+    header = ["world", "model", "noise floor", "NMSE", "excess error", "accuracy", "ceiling"]
+    header += ["intervals hold", "bounds hold", "separable"]
+    return markdown(
+        header,
+        [
+            [
+                short(row["world"]),
+                titles.get(row["model"], row["model"]),
+                *(small(row[key]) for key in ("noise_floor", "nmse", "excess_error")),
+                *(f"{float(row[key]):.3f}" for key in ("accuracy", "accuracy_ceiling")),
+                *(f"{float(row[key]):.3f}" for key in ("covered", "bound_holds")),
+                f"{float(row['separable']):.2f}",
+            ]
+            for row in rows("effects.csv")
+        ],
+    )
+
+
+def speed():
+    """Branch steps per second, next to two peers."""
+    header = ["world", "stage", "cqm", "limit", "loop", "share of the limit", "times the loop"]
+    rates = ("cqm_steps_per_second", "limit_steps_per_second", "loop_steps_per_second")
+    return markdown(
+        header,
+        [
+            [
+                row["world"],
+                row["stage"],
+                *(f"{int(row[key]):,}" for key in rates),
+                f"{float(row['share_of_limit']):.2f}",
+                f"{float(row['times_the_loop']):.1f}",
+            ]
+            for row in rows("branching.csv")
+            if row["stage"] in ("branching", "everything")
+        ],
+    )
+
+
+WORSE_THAN_PAPER = """
+accuracy reacher-easy ceiling cqm sf
+accuracy cheetah-run ceiling cqm sf task-td
+accuracy walker-walk ceiling world sf
+regret reacher-easy cqm
+regret cheetah-run cqm sf
+correlation reacher-easy cqm world
+"""
+PUBLISHED = {
+    "accuracy": published.ACCURACY,
+    "regret": published.REGRET,
+    "correlation": published.CORRELATION,
+}
+
+
+def directions():
+    """Scores on the benchmark's reward directions, on 40 other sets, and in the paper."""
+    measured = {}
+    for row in rows("directions.csv"):
+        for measure in ("accuracy", "regret", "correlation"):
+            if row[measure]:
+                key = (measure, row["domain"], row["method"])
+                measured.setdefault(key, {})[int(row["directions"])] = float(row[measure])
+    lines = []
+    for line in WORSE_THAN_PAPER.split("\n")[1:-1]:
+        measure, domain, *methods = line.split()
+        digits = 4 if measure == "regret" else 3
+        for method in methods:
+            values = measured[measure, domain, method]
+            others = np.array([value for index, value in values.items() if index])
+            title = "ceiling" if method == "ceiling" else METHODS[method].title
+            paper = PUBLISHED[measure].get((domain, method))
+            lines.append(
+                [
+                    measure,
+                    short(domain),
+                    title,
+                    f"{values[0]:.{digits}f}",
+                    f"{others.mean():.{digits}f} ± {others.std():.{digits}f}",
+                    f"{paper.value:.{digits}f}" if paper else "",
+                ]
+            )
+    return markdown(["", "", "", "the benchmark's set", "40 other sets", "paper"], lines)
+
+
+def conditioned():
+    """Accuracy with and without conditioned input, on seed 7."""
+    run = results.load(ROOT / "results" / "paper")
+    columns = {
+        "CQM-B": "cqm",
+        "world ensemble": "world-ensemble",
+        "CQM-B + effect": "cqm+effect",
+        "world ensemble + effect": "world-ensemble+effect",
+        "default model": "default",
+    }
+    return markdown(
+        ["", *columns],
+        [
+            [
+                short(domain),
+                *(f"{run.values(domain, name, 'accuracy')[7]:.3f}" for name in columns.values()),
+            ]
+            for domain in run.domains
+        ],
+    )
+
+
+FILLED = {
+    "effects": effects,
+    "speed": speed,
+    "directions": directions,
+    "conditioned": conditioned,
+}
+
+
+def with_tables(text):
+    """A page with its tables made again; those inside a list keep its indentation."""
+
+    def made(match):
+        indent = re.match(" *", match[3])[0]
+        table = FILLED[match[2]]().replace("\n", f"\n{indent}")
+        return f"{match[1]}\n{indent}{table}\n\n{match[3]}"
+
+    return MARKERS.sub(made, text)
+
+
+def main():
+    """Rewrite the pages that have such tables."""
+    for path in sorted((ROOT / "docs").rglob("*.md")):
+        text = path.read_text()
+        if with_tables(text) != text:
+            path.write_text(with_tables(text))
+
+
+if __name__ == "__main__":
+    main()
