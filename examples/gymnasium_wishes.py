@@ -77,11 +77,13 @@ def draw(path, name, acted, random):
     figure = Figure(figsize=(10, 4), layout="constrained")
     switch, label = SETTINGS[name]["steps"][0], SETTINGS[name]["labels"]
     first, second = SETTINGS[name]["wishes"]
+    later = range(switch, len(acted))
     for k, axis in enumerate(figure.subplots(1, 2)):
-        axis.plot(random[..., k], color=GREY, lw=0.8, label="random actions")
-        axis.plot(acted[: switch + 1, :, k], color=BLUE, lw=1.2, label=f"wish: {first}")
-        later = range(switch, len(acted))
-        axis.plot(later, acted[switch:, :, k], color=ORANGE, lw=1.2, label=f"wish: {second}")
+        own, other = (path[:, : (1, None)[k], k] for path in (acted, random))  # left: one episode
+        axis.plot(other, color=GREY, lw=0.8, label="random actions")
+        axis.plot(own[: switch + 1], color=BLUE, lw=1.5, label=f"wish: {first}")
+        axis.plot(later, own[switch:], color=ORANGE, lw=1.5, label=f"wish: {second}")
+        axis.set_title(("one episode", f"{acted.shape[1]} episodes")[k])
         axis.axvline(switch, color="black", ls=":", lw=1.5)
         axis.set(xlabel="step of the episode", ylabel=label[k])
     lines = dict(zip(*reversed(axis.get_legend_handles_labels()), strict=True))
@@ -97,7 +99,8 @@ def main(small: bool = False, figure: Path = Path("gymnasium_wishes.png")) -> di
         small: Few states and episodes, to try it out.
         figure: File to write the figure to.
     """
-    name = "LunarLander-v3" if importlib.util.find_spec("Box2D") else "Acrobot-v1"
+    box2d = all(importlib.util.find_spec(package) for package in ("Box2D", "pygame"))
+    name = "LunarLander-v3" if box2d else "Acrobot-v1"
     setting = SETTINGS[name]
     features = cqm.worlds.UserFeatures(*setting["features"])
     world = cqm.load_world(name, features=features, action_names=setting["actions"])
