@@ -103,7 +103,7 @@ def draw(path, seen, answer, certain, best):
     top.plot(hours, 10 * seen[:, 2], "--", color="#cc79a7", label="market price (10 ct/kWh)")
     axis.pcolormesh(hours, range(4), answer, cmap=ListedColormap(COLOURS), edgecolors="white")
     shown = [Patch(facecolor=c, label=a) for c, a in zip(COLOURS, ACTIONS, strict=True)]
-    shown += axis.plot(*np.argwhere(~certain.T).T, "k.", ms=8, label="not certain")
+    shown += axis.plot(*np.argwhere(certain.T).T, "k.", ms=8, label="certain")
     shown += axis.plot(*np.argwhere((answer != best).T).T, "kx", label="brute force disagrees")
     axis.set_yticks(range(4), TARIFFS)
     axis.set(xlabel="hour of the day", xticks=range(0, 24, 3), ylim=(3.5, -0.5))

@@ -19,9 +19,9 @@ from matplotlib.figure import Figure
 import cqm
 from cqm import measures
 
-BAY = [  # one character per cell: # is land, B the boat, H the harbour, R the reef
+BAY = [  # one character per cell: # is land, B the boat, H the port, R the reef
     "...#.....",
-    "...#....H",
+    "...#..H..",
     "..B......",
     "...R.....",
     ".........",
@@ -31,7 +31,7 @@ MOVES = {"north": (-1, 0), "south": (1, 0), "west": (0, -1), "east": (0, 1)}
 CURRENT, DISCOUNT, HORIZON = 0.3, 0.95, 12  # probability of being carried east; per step; steps
 CELLS = [(r, c) for r, row in enumerate(BAY) for c, mark in enumerate(row) if mark != "#"]
 MARKS = {mark: i for i, (r, c) in enumerate(CELLS) if (mark := BAY[r][c]) in "BHR"}
-REWARDS = {"reach the harbour": ("H", 1.0), "avoid the reef": ("R", -1.0)}
+REWARDS = {"reach the port": ("H", 1.0), "avoid the reef": ("R", -1.0)}
 
 
 def move(row, column, south, east):
@@ -89,15 +89,15 @@ def values(reward):
 
 def draw(path, exact):
     """The effect measure of every action in cell B, as a map."""
-    figure, top = Figure(figsize=(10, 5.6), layout="constrained"), np.abs(exact).max()
+    figure, top = Figure(figsize=(10, 5.6), layout="constrained"), 0.75  # larger ones look alike
     for axis, name, effect in zip(figure.subplots(2, 2).flat, MOVES, exact, strict=True):
         picture = np.full((len(BAY), len(BAY[0])), np.nan)
         picture[tuple(np.transpose(CELLS))] = effect
         image = axis.imshow(picture, cmap="PuOr", vmin=-top, vmax=top)
         axis.set(facecolor="#555555", xticks=[], yticks=[], title=f"first {name}")
-        for mark, text in (("B", "boat"), ("H", "harbour"), ("R", "reef")):
+        for mark, text in (("B", "boat"), ("H", "port"), ("R", "reef")):
             axis.text(*CELLS[MARKS[mark]][::-1], text, ha="center", va="center", fontsize=8)
-    figure.colorbar(image, ax=figure.axes, label="fewer  ←  change in expected visits  →  more")
+    figure.colorbar(image, ax=figure.axes, extend="both", label="change in expected visits")
     figure.suptitle("What each first move makes more likely (purple) and less likely (orange)")
     figure.savefig(path, dpi=150)
 
