@@ -46,9 +46,10 @@ def test_effects_of_treatments_agree_with_the_truth(tmp_path, capsys):
 def test_wishes_come_true_in_the_environment(tmp_path, capsys):
     facts, text = run("gymnasium_wishes", tmp_path, capsys)
     up, down = facts["model"]
-    assert up > 10 * abs(facts["random actions"][0])
+    assert up > max(0, facts["random actions"][0])
     assert down < -0.5 * up
     if text.startswith("Acrobot"):
+        assert up > 30  # joules; random actions add about 2
         assert min(facts["swing up"], facts["come to rest"]) > 0.8
 
 
