@@ -67,7 +67,7 @@ def draw(path, rows, logs, model):
     left.set(
         ylim=(-0.6, len(rows) - 0.4), xlabel="← less pain than with rest (points) | more pain →"
     )
-    left.set_title("Compared plainly, the drug seems to do harm")
+    left.set_title("Compared plainly, the drug seems useless")
     figure.legend(loc="outside lower left", ncols=3, frameon=False)
     age, place = logs.observations[:, 0], logs.feature_names.index("pain")
     for treatment, colour in (("physio", ORANGE), ("drug", BLUE)):
