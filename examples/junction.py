@@ -90,10 +90,11 @@ def draw(path, queues, answers, certains, truth, spreads):
         axis.pcolormesh(queues, queues, answers[k].T, cmap=ListedColormap(COLOURS), vmin=0, vmax=1)
         axis.contourf(queues, queues, 1.0 - certains[k].T, levels=[0.5, 1.5], **style)
         axis.contour(coarse, coarse, truth[k].T, levels=[0], colors="black", linewidths=2.5)
-        axis.set(xlabel="cars waiting north-south", ylabel="cars waiting east-west", title=wish)
-        axis.set_xlim(0, 10)
-    axes[2].bar(["separate", "identical"], spreads, color=["#b0b0b0", "#0072b2"])
-    axes[2].set(ylabel="spread of one comparison (car minutes)", title="luck, by arrivals")
+        axis.set(xlabel="cars waiting north-south", xlim=(0, 10), title=wish)
+    axes[0].set_ylabel("cars waiting east-west")
+    names = ("separate\narrivals", "identical\narrivals")
+    axes[2].bar(names, spreads, color=("#b0b0b0", "#0072b2"))
+    axes[2].set(ylabel="spread of one comparison (car minutes)", title="Luck in one comparison")
     shown = [Patch(facecolor=c, label=name) for c, name in zip(COLOURS, SIGNALS, strict=True)]
     shown.append(Patch(facecolor="white", hatch="////", label="not certain"))
     shown += [Line2D([], [], color="black", lw=2.5, label="border by brute force")]
