@@ -45,8 +45,8 @@ SETTINGS = {
         "features": (acrobot, ["height", "energy"]),
         "labels": ["height of the tip (m)", "energy (J)"],
         "wishes": {"swing up": "energy", "come to rest": "-energy"},
-        "warmup": (0, 60),
-        "steps": (100, 100),
+        "warmup": (0, 150),
+        "steps": (70, 100),
     },
     "LunarLander-v3": {
         "actions": ["no engine", "left engine", "main engine", "right engine"],
@@ -106,9 +106,9 @@ def main(small: bool = False, figure: Path = Path("gymnasium_wishes.png")) -> di
     world = cqm.load_world(name, features=features, action_names=setting["actions"])
     assert cqm.check_world(world)
     recipe = {"horizon": 5, "warmup": setting["warmup"]}
-    branches = cqm.collect(world, states=400 if small else 1200, seed=0, **recipe)
+    branches = cqm.collect(world, states=400 if small else 1000, seed=0, **recipe)
     model = cqm.EffectModel(candidates="ridge").fit(branches)  # no wish so far
-    held_out = cqm.collect(world, states=80, draws=16 if small else 64, seed=1, **recipe)
+    held_out = cqm.collect(world, states=80, draws=16 if small else 32, seed=1, **recipe)
     held_out, new = held_out.split(40)
     model.calibrate(held_out)
 

@@ -49,7 +49,7 @@ def test_wishes_come_true_in_the_environment(tmp_path, capsys):
     assert up > max(0, facts["random actions"][0])
     assert down < -0.5 * up
     if text.startswith("Acrobot"):
-        assert up > 30  # joules; random actions add about 2
+        assert up > 15  # joules; random actions add about 2
         assert min(facts["swing up"], facts["come to rest"]) > 0.8
 
 
