@@ -119,6 +119,8 @@ class Continuation:
         'uniformly random actions'
         >>> Continuation.of([0.25, 0.75]).describe(["idle", "charge"])
         'random actions (idle 25%, charge 75%)'
+        >>> Continuation.of([0, 1]).describe(["idle", "charge"])
+        'charge at every step'
         """
         if self.law == "uniform":
             return "uniformly random actions"
@@ -128,7 +130,9 @@ class Continuation:
                     f"action_names must be {len(self.law)} names, one per probability; got "
                     f"{shown(action_names)}"
                 )
-            pairs = zip(names, self.law, strict=True)
+            pairs = [(name, p) for name, p in zip(names, self.law, strict=True) if p > 0]
+            if len(pairs) == 1:
+                return f"{pairs[0][0]} at every step"
             return f"random actions ({', '.join(f'{name} {100 * p:.3g}%' for name, p in pairs)})"
         return "the logged behaviour" if self.law == "behaviour" else f"the policy {self.law!r}"
 

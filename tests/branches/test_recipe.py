@@ -122,6 +122,7 @@ def test_probabilities_are_checked(law):
     [
         ("uniform", "uniformly random actions"),
         ((0.125, 0.875), "random actions (wait 12.5%, charge 87.5%)"),
+        ((0.0, 1.0), "charge at every step"),
         (PUSH, "the policy 'push'"),
         ("behaviour", "the logged behaviour"),
     ],
