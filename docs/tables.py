@@ -154,11 +154,47 @@ def conditioned():
     )
 
 
+def versions():
+    """Excess errors on worlds with noise before candidates were compared, and today."""
+    found = {}
+    for row in rows("versions.csv"):
+        error = f"{float(row['own_error']):.4f} ± {float(row['own_error_se']):.4f}"
+        found.setdefault(row["world"], {})[row["version"]] = [error, f"{float(row['seconds']):.0f}"]
+    header = ["world", "before", "seconds", "today", "seconds"]
+    return markdown(
+        header,
+        [[world, *own["3895e39"], *own["today"]] for world, own in found.items()],
+    )
+
+
+def coverage():
+    """How often intervals from logs hold."""
+    header = ["generator", "replications", "averages, all at once", "averages, one by one"]
+    header += ["single states, linear approximation", "single states, effect itself"]
+    shares = ("averages_together", "averages_single", "state_linear", "state_effect")
+    return markdown(
+        header,
+        [
+            [
+                row["generator"],
+                row["replications"],
+                *(
+                    f"{100 * float(row[key]):.1f} ± {100 * float(row[f'{key}_error']):.1f} %"
+                    for key in shares
+                ),
+            ]
+            for row in rows("coverage.csv")
+        ],
+    )
+
+
 FILLED = {
     "effects": effects,
     "speed": speed,
     "directions": directions,
     "conditioned": conditioned,
+    "versions": versions,
+    "coverage": coverage,
 }
 
 
