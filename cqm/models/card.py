@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from cqm.decisions import Calibration
 from cqm.display import counted
 from cqm.models.network import num_members, num_parameters
 from cqm.names import counted_actions, shortened
@@ -50,7 +49,7 @@ def write_card(model: Estimator, *, timed: bool = True) -> str:
             *(_training(name, record) for name, record in model.training_.items()),
             *model.notes_,
         ],
-        "Scores": _scores(model.calibration_, () if nuisance else model.feature_names),
+        "Scores": _scores(model, () if nuisance else model.feature_names),
         "Limits": [
             "valid for states like those in the training data, and for the effect of a first "
             "action followed by the continuation above; not for other states or policies",
@@ -123,8 +122,8 @@ def _training(name: str, record: dict[str, Any]) -> str:
     return text
 
 
-def _scores(calibration: Calibration | None, feature_names: Sequence[str]) -> list[str]:
-    if calibration is None:
+def _scores(model: Estimator, feature_names: Sequence[str]) -> list[str]:
+    if (calibration := model.calibration_) is None:
         unknown = "not calibrated, so its error is unknown; measure it with `calibrate`"
         return [f"{unknown}{model.without_branches}"]
     states = (

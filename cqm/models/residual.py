@@ -169,7 +169,7 @@ class ResidualModel(LogEstimator):
         targets = logs.outcomes @ subspace.measures
         later = later_regressors(logs, seen[:, : len(subspace)])
         waves = _drawn(seen, 2 * _WAVES, _BASELINE_DRAWS, rng)
-        bases, described, known = bases_of(seen, waves, cells), "", 0.0
+        bases, described, known = bases_of(seen, waves, cells), "", np.zeros(targets.shape)
         if self.baseline_regressor is not None:
             described = f"{type(self.baseline_regressor).__name__}, then "
             known = cross_fitted_columns(self.baseline_regressor, logs.observations, targets, folds)
