@@ -5,7 +5,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 # Every page is read, and its code is run, every time: the code it runs may have changed.
-SPHINX := $(BIN)/sphinx-build --quiet --fresh-env --keep-going --jobs 2
+# On one thread, because sums in another order change the last digits, and with them some outputs.
+SPHINX := OPENBLAS_NUM_THREADS=1 $(BIN)/sphinx-build --quiet --fresh-env --keep-going --jobs 2
 export MUJOCO_GL ?= disable
 
 .PHONY: help reproduce test check bench chaos docs docs-outputs dist clean

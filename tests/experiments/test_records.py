@@ -170,14 +170,14 @@ def test_records_of_other_code_are_kept_and_marked(finished, capsys):
     assert "delete their records or choose another directory" in said
     summary = report.write(finished)
     assert (
-        "2 jobs run with different code from the other jobs in these tables: uniform logs"
-        in summary
+        "2 jobs run with a different version of the code from the one that wrote these tables: "
+        "uniform logs" in summary
     )
     page = (finished / "report.html").read_text()
     assert "2 jobs run with different code." in page
     assert (
-        "<td>run with different code from the other jobs in these tables</td><td>Walker, seed 7"
-        in page
+        "<td>run with a different version of the code from the one that wrote these tables</td>"
+        "<td>Walker, seed 7" in page
     )
 
 

@@ -12,7 +12,7 @@ from cqm.experiments.scores import domain_title, title_of
 MEANING: dict[Status, str] = {
     "missing": "missing (not run yet, or failed)",
     "damaged": "left out (the record is damaged)",
-    "other code": "run with different code from the other jobs in these tables",
+    "other code": "run with a different version of the code from the one that wrote these tables",
     "unknown code": "run with code that was not recorded",
 }
 """States that a reader should know of, in words."""
