@@ -158,7 +158,9 @@ def versions():
     """Excess errors on worlds with noise before candidates were compared, and today."""
     found = {}
     for row in rows("versions.csv"):
-        error = f"{float(row['own_error']):.4f} ± {float(row['own_error_se']):.4f}"
+        value, deviation = float(row["own_error"]), float(row["own_error_se"])
+        digits = 4 if value < 10 else 0
+        error = f"{value:.{digits}f} ± {deviation:.{digits}f}".replace("-0.0000", "0.0000")
         found.setdefault(row["world"], {})[row["version"]] = [error, f"{float(row['seconds']):.0f}"]
     header = ["world", "before", "seconds", "today", "seconds"]
     return markdown(
