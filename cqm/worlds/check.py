@@ -116,6 +116,9 @@ def check_world(
     record("later calls leave earlier results alone", trial.results_kept)
     record("observing changes nothing", trial.observing_is_passive)
     record("state is complete", trial.complete_state)
+    record("feature names do not mislead", trial.misnamed_features)
+    if checks[-1].passed:
+        checks.pop()  # nothing to say about most worlds
     record("skipping final states changes nothing", trial.features_without_states)
     record("stored states give the same rollouts", trial.storage)
     record("duplicate arms are identical", trial.duplicate_arms)

@@ -155,6 +155,28 @@ class Trial:
         alone = np.concatenate([observe(take(self.states, np.array([row]))) for row in self.all])
         return problem or _difference("observations of single states", before, alone)
 
+    def misnamed_features(self) -> str:
+        """Whether features with the names of the observations are something else.
+
+        Models take such features to be the observation of the next state.
+        """
+        world = self.world
+        if world.feature_names != world.observation_names or world.native is not world:
+            return ""
+        after = world.step(
+            take(self.states, self.all), self.controls[:, 0].copy(), self.noise[:, 0].copy()
+        )
+        sound = after.status == Status.OK
+        features, expected = after.features[sound, 0], world.observe(after.states)[sound]
+        wrong = np.abs(features - expected) > 1e-6 * (np.abs(expected).max(axis=0) + 1e-12)
+        if not wrong.any():
+            return ""
+        name = world.feature_names[int(wrong.any(axis=0).argmax())]
+        return (
+            f"feature {name!r} has the name of an observation, but is not its value after the "
+            "step; rename it in feature_names"
+        )
+
     def complete_state(self) -> str:
         """Whether a rollout equals its single steps, interleaved with those of other states."""
         # Whatever a state fails to hold leaks between them.

@@ -8,6 +8,7 @@ from support.wrong_worlds import UNUSUAL, WRONG_WORLDS, drift_world
 
 from cqm.worlds.check import Check, Report, check_world
 from cqm.worlds.contract import VECTORISE, Rollout, Status, World
+from cqm.worlds.function import FunctionWorld
 from cqm.worlds.nuisance import Nuisance, NuisanceWorld
 
 
@@ -422,3 +423,22 @@ def test_a_world_may_be_given_by_name():
 def test_wrong_arguments_are_explained(arguments, error, message):
     with pytest.raises(error, match=message):
         check_world(**{"world": ToyWorld(), **arguments})
+
+
+def test_features_with_the_names_of_observations_must_be_those():
+    names = {"feature_names": ["x", "y"], "observation_names": ["x", "y"]}
+
+    def world(scale):
+        return FunctionWorld(
+            lambda state, action, exogenous: 0.5 * state + action,
+            lambda num, rng: rng.standard_normal((num, 2)),
+            features=lambda state, action, exogenous, after: scale * after,
+            candidate_actions=[[0.0, 0.0], [1.0, 1.0]],
+            name="named",
+            **names,
+        )
+
+    assert check_world(world(np.ones(2)))
+    report = check_world(world(np.array([1.0, 1000.0])))
+    assert not report
+    assert "feature 'y' has the name of an observation, but is not its value" in str(report)
