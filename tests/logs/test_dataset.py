@@ -2,8 +2,6 @@
 
 import json
 import os
-import re
-import shlex
 import shutil
 from pathlib import Path
 
@@ -13,7 +11,6 @@ from support.logs import arrays
 
 import cqm
 from cqm import storage
-from cqm.cli import main
 from cqm.logs.dataset import Logs
 from cqm.logs.files import ARRAYS, CONFIG
 from cqm.storage import DamagedFileError
@@ -292,29 +289,3 @@ def test_the_page_on_logs_runs(capsys):
     }
     exec(compile(page.split("```python\n")[1].split("```")[0], "logs.md", "exec"), given)
     assert "no problems found" in capsys.readouterr().out
-
-
-def test_the_section_on_tables_runs(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    root = Path(__file__).parents[2]
-    section = (root / "docs" / "logs.md").read_text().split("## From a table\n")[1]
-    blocks = re.findall(r"```(\w*)\n(.*?)```", section.split("\n## ")[0], re.DOTALL)
-    assert [language for language, _ in blocks] == ["python", "", "python"]
-    exec(compile(blocks[0][1], "logs.md", "exec"), {})
-    for line in blocks[1][1].splitlines():
-        words = shlex.split(line)
-        assert words[0] == "cqm"
-        assert main(words[1:]) == 0
-    ranking = (tmp_path / "ranking.csv").read_text().splitlines()
-    assert ranking[0] == "state,id,best,ranking,advantage.drug,advantage.none"
-    assert [line.rsplit(",", 2)[0] for line in ranking[1:]] == [
-        "0,A1,drug,drug > none",
-        "1,A2,none,none > drug",
-    ]
-    capsys.readouterr()
-    exec(compile(blocks[2][1], "logs.md", "exec"), {})
-    (pain, cost), truth = map(float, capsys.readouterr().out.strip("[]\n").split()), (-1.7, 40)
-    np.testing.assert_allclose([pain, cost], truth, atol=0.5)
-    # The README shows the same commands.
-    commands = blocks[1][1].replace(" --id id", "")
-    assert f"```\n{commands}```" in (root / "README.md").read_text()
