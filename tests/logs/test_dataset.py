@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -275,17 +274,3 @@ def test_missing_logs_are_called_that(tmp_path):
     for directory in (tmp_path, tmp_path / "none"):
         with pytest.raises(FileNotFoundError, match=r"contains no logs: logs\.json is missing"):
             Logs.load(directory)
-
-
-def test_the_page_on_logs_runs(capsys):
-    page = (Path(__file__).parents[2] / "docs" / "logs.md").read_text()
-    rng = np.random.default_rng(0)
-    actions = rng.integers(2, size=(900, 1))
-    given = {
-        "observations": rng.normal(size=(900, 2)),
-        "actions": actions,
-        "features": actions[..., None] + 0.1 * rng.normal(size=(900, 1, 1)),
-        "propensities": [0.5, 0.5],
-    }
-    exec(compile(page.split("```python\n")[1].split("```")[0], "logs.md", "exec"), given)
-    assert "no problems found" in capsys.readouterr().out
