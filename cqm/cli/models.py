@@ -180,7 +180,7 @@ class Ask:
     confidence: float = 0.95
     """Confidence level of the intervals and regret bounds, for a calibrated model or logs."""
     seed: int = 0
-    """Random seed for the sampled states."""
+    """Random seed for the sampled states and for a model learned from logs."""
     json: Json = False
 
     def run(self) -> int:

@@ -22,7 +22,6 @@ from numpy.typing import ArrayLike
 
 from cqm import bounds, decisions
 from cqm.arguments import choice, instance, number
-from cqm.columns import Column
 from cqm.decisions import NOTE_WIDTH, SHOWN_STATES, meaning_of_best
 from cqm.display import counted, data_frame, html_table, text_table
 from cqm.logs.dataset import Logs
@@ -150,8 +149,8 @@ class ProjectedEffects:
         return advantages[:, :, None] - advantages[:, None], reach
 
     def _observations(self, given: ArrayLike) -> np.ndarray:
-        columns: tuple[Column, ...] = self.logs.columns
-        return np.atleast_2d(as_observations(given, self.logs.observation_names, columns))
+        names, columns = self.logs.observation_names, self.logs.columns
+        return np.atleast_2d(as_observations(given, names, columns))
 
 
 @dataclass(frozen=True)
@@ -203,7 +202,7 @@ class LogVerdict:
 
     def rows(self, most: int | None = None) -> list[dict[str, object]]:
         """The decisions as rows of a table; only the first `most` states if given."""
-        order = decisions.rank(self.advantages[:most])
+        order, clear = decisions.rank(self.advantages[:most]), self.separable
         rows = []
         for i, (first, second, *_) in enumerate(order):
             low, high = self.behind[i, second]
@@ -214,7 +213,7 @@ class LogVerdict:
                     "second best": self.action_names[second],
                     "lead": f"{self.advantages[i, first] - self.advantages[i, second]:.3g}",
                     f"{100 * self.confidence:g}% interval": f"[{low:.3g}, {high:.3g}]",
-                    "answer": self.settled if self.separable[i] else "cannot tell",
+                    "answer": self.settled if clear[i] else "cannot tell",
                 }
             )
         return rows
