@@ -1,124 +1,63 @@
 """Effects from logs against other estimators, on generators whose true effects are known.
 
-The generators are set-ups A to D of Nie and Wager (2021, "Quasi-oracle estimation of heterogeneous
-treatment effects"), confounded logs with several actions or outcomes, finite observations, and ten
-random generators. EconML is not a dependency of the package; it runs in an environment of its own.
-Rerun the command to resume it: finished rows are skipped.
+Set-ups A to D of Nie and Wager (2021, "Quasi-oracle estimation of heterogeneous treatment
+effects"), logs with many actions and with several outcomes, and ten random generators are answered
+by cqm, by EconML and by plain T- and S-learners. Linear and finite problems are also answered by
+the five lines of least squares that suit them. EconML is not a dependency of the package; it runs
+in an environment of its own. Rerun the command to resume it.
 
     python -m venv peer && peer/bin/pip install econml
-    python -m benchmarks.cate --peer peer/bin/python --replications 20
+    python -m benchmarks.cate --peer peer/bin/python
 """
 
 from __future__ import annotations
 
-import csv
+import itertools
 import json
 import subprocess
 import tempfile
-import time
+import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
 import tyro
 
+from benchmarks import read_csv, write_csv
 from cqm.branches.recipe import draw_actions
 from cqm.logs.dataset import Logs
 from cqm.models.residual import ResidualModel
 from cqm.quotient import center
 
-COLUMNS = ("problem", "n", "replication", "method", "rmse", "effect_size", "seconds")
 TEST_STATES = 2_000
-OURS = {"cqm": {}, "cqm-robust": {"doubly_robust": True}}
-PEER = """
-import json, sys, time, warnings
-import numpy as np
-warnings.simplefilter("ignore")
-from sklearn.ensemble import GradientBoostingClassifier, GradientBoostingRegressor
-from sklearn.linear_model import LinearRegression
-from sklearn.multioutput import MultiOutputRegressor
-if {"LinearDML", "CausalForestDML", "DRLearner"} & set(sys.argv[2:]):
-    from econml.dml import CausalForestDML, LinearDML
-    from econml.dr import DRLearner
-data = np.load(sys.argv[1])
-x, t, y, test, actions = (data[name] for name in ("x", "t", "y", "test", "actions"))
-actions = int(actions)
-size = {"n_estimators": 100, "max_depth": 3, "subsample": 0.7, "random_state": 0}
-def boosting():
-    return MultiOutputRegressor(GradientBoostingRegressor(**size))
-def single():
-    return GradientBoostingRegressor(**size)
-def chances():
-    return GradientBoostingClassifier(**size)
-def by_output(make):
-    def fit(x, y, t):
-        models = [make().fit(column, t, X=x) for column in y.T]
-        return lambda test: np.stack([np.concatenate(
-            [np.zeros((len(test), 1)), model.const_marginal_effect(test).reshape(len(test), -1)],
-            axis=1) for model in models], axis=2)
-    return fit
-def t_learner(make):
-    def fit(x, y, t):
-        models = [make().fit(x[t == a], y[t == a]) for a in range(actions)]
-        return lambda test: np.stack([m.predict(test).reshape(len(test), -1) for m in models], 1)
-    return fit
-def s_learner(make):
-    def fit(x, y, t):
-        model = make().fit(np.c_[x, np.eye(actions)[t]], y)
-        def effects(test):
-            arms = [np.c_[test, np.tile(own, (len(test), 1))] for own in np.eye(actions)]
-            return np.stack([model.predict(arm).reshape(len(test), -1) for arm in arms], axis=1)
-        return effects
-    return fit
-settings = {"discrete_treatment": True, "cv": 5, "random_state": 0}
-methods = {
-    "LinearDML": by_output(lambda: LinearDML(
-        model_y=single(), model_t=chances(), **settings)),
-    "CausalForestDML": by_output(lambda: CausalForestDML(
-        model_y=single(), model_t=chances(), n_estimators=200, n_jobs=1, **settings)),
-    "DRLearner": by_output(lambda: DRLearner(
-        model_regression=single(), model_propensity=chances(), model_final=LinearRegression(),
-        cv=5, random_state=0)),
-    "T-OLS": t_learner(LinearRegression),
-    "T-boosting": t_learner(boosting),
-    "S-OLS": s_learner(LinearRegression),
-    "S-boosting": s_learner(boosting),
-}
-answers = {}
-for name in sys.argv[2:]:
-    start = time.process_time()
-    effects = methods[name](x, y, t)(test)
-    answers[name] = {"effects": effects.tolist(), "seconds": time.process_time() - start}
-print(json.dumps(answers))
-"""
-PEERS = (
-    "LinearDML",
-    "CausalForestDML",
-    "DRLearner",
-    "T-OLS",
-    "T-boosting",
-    "S-OLS",
-    "S-boosting",
-)
+OURS = {"cqm": {}, "cqm, doubly robust": {"doubly_robust": True}}
+PEER = Path(__file__).with_name("econml_peer.py")
+PEERS = ("LinearDML", "CausalForestDML", "DRLearner")
+PEERS += ("T-OLS", "T-boosting", "S-OLS", "S-boosting")
+LEAST_SQUARES = "least squares"  # per-arm regression, or cell means
 
 
 @dataclass(frozen=True)
 class Settings:
     """What to compare."""
 
-    peer: Path | None = None
-    """Python interpreter of an environment with EconML; without it, only cqm is measured."""
+    peer: Path
+    """Python interpreter of an environment with EconML."""
     problems: tuple[str, ...] = ()
     """Generators to run; all by default."""
-    sizes: tuple[int, ...] = (500, 1_000, 2_000)
-    """Numbers of decisions."""
-    replications: int = 20
+    replications: int = 50
     """Number of sets of logs per generator and size."""
+    seed: int = 0
+    """Random seed; replications have seeds of their own."""
+    workers: int = 2
+    """Number of peer processes."""
     out: Path = Path("benchmarks/results/cate.csv")
-    """Where to write the results."""
+    """The table; finished replications are kept in a file beside it."""
 
 
 @dataclass(frozen=True)
@@ -217,18 +156,21 @@ def finite(num: int, rng: np.random.Generator) -> Sample:
 
 
 def random_generator(seed: int, num: int, rng: np.random.Generator) -> Sample:
-    """Random sizes, propensities, baselines and effects, each linear or bent by chance."""
+    """Random dimension, sparsity, smoothness, confounding and numbers of actions and outcomes."""
     fixed = np.random.default_rng([7, seed])
-    inputs, actions, outputs = (int(fixed.integers(*pair)) for pair in ((2, 9), (2, 5), (1, 4)))
+    inputs, actions, outputs = (int(fixed.integers(*pair)) for pair in ((2, 13), (2, 6), (1, 4)))
     x = rng.normal(size=(num, inputs))
 
     def function(size: int, scale: float) -> np.ndarray:
-        weights = fixed.normal(size=(inputs, size)) / np.sqrt(inputs)
-        phases, bend = fixed.uniform(0, 6, size), fixed.choice([0.0, 1.0])
-        line = x @ weights
-        return scale * (line + bend * np.sin(2 * line + phases) + fixed.normal(size=size) / 2)
+        used = fixed.random(inputs) < fixed.uniform(0.2, 1)
+        used[fixed.integers(inputs)] = True
+        weights = fixed.normal(size=(inputs, size)) * used[:, None] / np.sqrt(used.sum())
+        bend, frequency = fixed.choice([0.0, 0.5, 1.0, 2.0]), fixed.uniform(0.5, 3)
+        line, phases = x @ weights, fixed.uniform(0, 6, size)
+        waves = np.sin(frequency * line + phases)
+        return scale * (line + bend * waves + fixed.normal(size=size) / 2)
 
-    propensities = 0.85 * _softmax(function(actions, 1.0)) + 0.15 / actions
+    propensities = 0.85 * _softmax(function(actions, fixed.uniform(0, 1.5))) + 0.15 / actions
     baseline = function(outputs, fixed.uniform(0.5, 3))
     effects = function(actions * outputs, fixed.uniform(0.2, 1)).reshape(num, actions, outputs)
     return _sample(x, propensities, baseline, effects, rng)
@@ -239,59 +181,91 @@ def _softmax(logits: np.ndarray) -> np.ndarray:
     return shares / shares.sum(axis=1, keepdims=True)
 
 
-PROBLEMS: dict[str, Generator] = {
-    **{f"nie-wager-{setup}": partial(nie_wager, setup) for setup in "ABCD"},
-    "linear": linear,
-    "linear-bent-baseline": partial(linear, bend=2.0),
-    "linear-three-outcomes": partial(linear, outputs=3),
-    "few-directions": few_directions,
-    "many-arms": many_arms,
-    "finite": finite,
-    **{f"random-{seed}": partial(random_generator, seed) for seed in range(10)},
+@dataclass(frozen=True)
+class Problem:
+    """A generator, and the sizes and methods that it is for."""
+
+    generate: Generator
+    group: str
+    sizes: tuple[int, ...] = (500, 1_000, 2_000)
+    methods: tuple[str, ...] = (*OURS, *PEERS)
+    replications: int | None = None  # as in the settings by default
+
+
+_simple = partial(
+    Problem, group="least squares", sizes=(500, 2_000, 8_000), methods=(*OURS, LEAST_SQUARES)
+)
+PROBLEMS = {
+    **{f"Nie–Wager {own}": Problem(partial(nie_wager, own), "published") for own in "ABCD"},
+    "six actions": Problem(many_arms, "published"),
+    "three outcomes": Problem(partial(linear, outputs=3), "published"),
+    "eight outcomes": Problem(few_directions, "published"),
+    "linear": _simple(linear),
+    "linear, bent baseline": _simple(partial(linear, bend=2.0)),
+    "finite": _simple(finite),
+    **{
+        f"random {seed}": Problem(
+            partial(random_generator, seed), "random", sizes=(1_000,), replications=10
+        )
+        for seed in range(100, 110)
+    },
 }
 
 
 def main(settings: Settings) -> None:
+    """Measure what is missing, and write the table."""
     unknown = sorted(set(settings.problems) - set(PROBLEMS))
     if unknown:
         raise SystemExit(f"unknown problems {unknown}; available: {sorted(PROBLEMS)}")
-    done = _finished(settings.out)
-    names = [*OURS, *(PEERS if settings.peer else ())]
-    for problem in settings.problems or PROBLEMS:
-        for num in settings.sizes:
-            for replication in range(settings.replications):
-                key = (problem, str(num), str(replication))
-                missing = [name for name in names if (*key, name) not in done]
-                if missing:
-                    _append(settings.out, _measure(settings.peer, key, missing))
+    kept = settings.out.with_name(f"{settings.out.stem}-replications.csv")
+    done = read_csv(kept)
+    finished = {tuple(row[name] for name in ("problem", "n", "replication")) for row in done}
+    missing = [key for key in _jobs(settings) if tuple(map(str, key)) not in finished]
+    print(f"{len(finished)} replications done, {len(missing)} to run", flush=True)
+    warnings.simplefilter("ignore")  # small sets have poor coverage and hidden effects
+    with ThreadPoolExecutor(settings.workers) as workers:  # most of the time, they wait for peers
+        measure = partial(_measure, settings.peer, settings.seed)
+        for i, row in enumerate(workers.map(measure, missing)):
+            done.append(row)
+            write_csv(kept, done)
+            if (i + 1) % 20 == 0:
+                print(f"{i + 1} of {len(missing)}", flush=True)
+    write_csv(settings.out, _table(done, settings.seed))
 
 
-def _measure(peer: Path | None, key: tuple[str, str, str], names: list[str]) -> list[dict]:
-    """One row per method, all on the same logs."""
-    problem, num, replication = key[0], int(key[1]), int(key[2])
-    number = list(PROBLEMS).index(problem)
-    seeds = np.random.SeedSequence([number, num, replication]).spawn(2)
+def _jobs(settings: Settings) -> Iterator[tuple[str, int, int]]:
+    """Replication by replication, so that a stopped run has some of every problem."""
+    for replication in range(settings.replications):
+        for name, own in PROBLEMS.items():
+            if settings.problems and name not in settings.problems:
+                continue
+            if replication < (own.replications or settings.replications):
+                yield from ((name, num, replication) for num in own.sizes)
+
+
+def _measure(peer: Path, seed: int, key: tuple[str, int, int]) -> dict[str, str]:
+    """Root mean squared errors of all methods on the same logs."""
+    name, num, replication = key
+    problem = PROBLEMS[name]
+    seeds = np.random.SeedSequence([seed, list(PROBLEMS).index(name), num, replication]).spawn(2)
     train, test = (
-        PROBLEMS[problem](size, np.random.default_rng(seed))
-        for size, seed in zip((num, TEST_STATES), seeds, strict=True)
+        problem.generate(size, np.random.default_rng(own))
+        for size, own in zip((num, TEST_STATES), seeds, strict=True)
     )
-    predicted = _ours(train, test, [name for name in names if name in OURS], replication)
-    peers = [name for name in names if name not in OURS]
-    if peers and peer is not None:
-        predicted |= _theirs(peer, train, test, peers)
-    rows = []
-    for name, (effects, seconds) in predicted.items():
-        rmse = np.sqrt(np.mean((center(effects) - test.effects) ** 2))
-        values = (rmse, np.sqrt(np.mean(test.effects**2)), seconds)
-        rounded = (f"{value:.5g}" for value in values)
-        rows.append(dict(zip(COLUMNS, (*key, name, *rounded), strict=True)))
-        print(*rows[-1].values(), flush=True)
-    return rows
+    predicted = _ours(train, test, replication)
+    if LEAST_SQUARES in problem.methods:
+        predicted[LEAST_SQUARES] = _least_squares(train, test)
+    else:
+        predicted |= _theirs(peer, train, test)
+    row = {"problem": name, "n": str(num), "replication": str(replication)}
+    row["effect size"] = f"{np.sqrt(np.mean(test.effects**2)):.5g}"
+    for method in problem.methods:
+        error = np.sqrt(np.mean((center(predicted[method]) - test.effects) ** 2))
+        row[method] = f"{error:.5g}"
+    return row
 
 
-def _ours(
-    train: Sample, test: Sample, names: list[str], seed: int
-) -> dict[str, tuple[np.ndarray, float]]:
+def _ours(train: Sample, test: Sample, seed: int) -> dict[str, np.ndarray]:
     logs = Logs.from_arrays(
         train.states,
         train.actions,
@@ -300,18 +274,40 @@ def _ours(
         discount=1.0,
     )
     predicted = {}
-    for name in names:
-        start = time.process_time()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # small sets have poor coverage and hidden effects
-            model = ResidualModel(seed=seed, **OURS[name]).fit(logs, show_progress=False)
-        predicted[name] = model.effect(test.states), time.process_time() - start
+    for name, settings in OURS.items():
+        model = ResidualModel(seed=seed, **settings).fit(logs, show_progress=False)
+        predicted[name] = model.effect(test.states)
     return predicted
 
 
-def _theirs(
-    peer: Path, train: Sample, test: Sample, names: list[str]
-) -> dict[str, tuple[np.ndarray, float]]:
+def _least_squares(train: Sample, test: Sample) -> np.ndarray:
+    """Per action, a linear regression on the state or, if states repeat, on their indicators."""
+    cells = np.unique(train.states, axis=0)
+    finite = len(cells) < 10
+
+    def regressors(states: np.ndarray) -> np.ndarray:
+        if finite:
+            return (states[:, None] == cells).all(axis=2).astype(float)
+        return np.concatenate([np.ones((len(states), 1)), states], axis=1)
+
+    columns = []
+    for action in range(test.effects.shape[1]):
+        own = train.actions == action
+        weights = np.linalg.lstsq(regressors(train.states[own]), train.outcomes[own], rcond=None)[0]
+        columns.append(regressors(test.states) @ weights)
+    return np.stack(columns, axis=1)
+
+
+_OWN = threading.local()  # each thread's process of the peer
+
+
+def _theirs(peer: Path, train: Sample, test: Sample) -> dict[str, np.ndarray]:
+    """Answers of the peer's process, which stays alive because EconML takes seconds to import."""
+    if not hasattr(_OWN, "process"):
+        _OWN.process = subprocess.Popen(
+            [peer, PEER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+    process = _OWN.process
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "logs.npz"
         np.savez(
@@ -322,29 +318,27 @@ def _theirs(
             test=test.states,
             actions=test.effects.shape[1],
         )
-        command = [str(peer), "-c", PEER, str(path), *names]
-        answers = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
-    return {
-        name: (np.array(answer["effects"]), answer["seconds"]) for name, answer in answers.items()
-    }
+        print(json.dumps({"path": str(path), "methods": PEERS}), file=process.stdin, flush=True)
+        answer = process.stdout.readline()
+    if not answer:
+        raise RuntimeError(f"{peer} stopped; its message is above")
+    return {name: np.array(effects) for name, effects in json.loads(answer).items()}
 
 
-def _finished(path: Path) -> set[tuple[str, ...]]:
-    """Problem, size, replication and method of the rows in a file."""
-    if not path.exists():
-        return set()
-    with open(path, newline="") as file:
-        return {tuple(row[name] for name in COLUMNS[:4]) for row in csv.DictReader(file)}
-
-
-def _append(path: Path, rows: list[dict]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    new = not path.exists()
-    with open(path, "a", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS)
-        if new:
-            writer.writeheader()
-        writer.writerows(rows)
+def _table(done: list[dict[str, str]], seed: int) -> list[dict[str, str]]:
+    """Mean errors of every method by problem and size."""
+    rows = []
+    key = lambda row: (list(PROBLEMS).index(row["problem"]), int(row["n"]))
+    for _, grouped in itertools.groupby(sorted(done, key=key), key):
+        own = list(grouped)
+        problem = PROBLEMS[own[0]["problem"]]
+        row = {"group": problem.group, "problem": own[0]["problem"], "n": own[0]["n"]}
+        row["replications"] = str(len(own))
+        for name in ("effect size", *problem.methods):
+            row[name] = f"{np.mean([float(each[name]) for each in own]):.4g}"
+        row |= {"seed": str(seed), "version": version("cqm"), "numpy": version("numpy")}
+        rows.append(row)
+    return rows
 
 
 if __name__ == "__main__":
