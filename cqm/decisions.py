@@ -309,7 +309,7 @@ class Verdict:
 
     @property
     def behind(self) -> np.ndarray:
-        """Limits of how far each action is behind the chosen one, `[n, actions, 2]`."""
+        """Interval for how far each action is behind the chosen one, `[n, actions, 2]`."""
         lead = self.advantages.max(axis=1, keepdims=True) - self.advantages
         return np.stack([lead - self.radius, lead + self.radius], axis=-1)
 

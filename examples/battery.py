@@ -1,4 +1,4 @@
-"""A battery at home: charge, wait or discharge this hour, for tariffs that are asked afterwards.
+"""A battery at home: charge, wait or discharge this hour, for tariffs chosen afterwards.
 
 A house has solar panels, a battery of 8 kWh and a choice of four tariffs. Weather and market prices
 are random and follow the time of day. Branches show what one hour of charging or discharging

@@ -1,13 +1,13 @@
-"""Logs: what a treatment does, from records in which the sickest patients got the strongest one.
+"""Logs: what treatments do, from records in which the sickest patients got the strongest one.
 
-A clinic recorded age, severity and ward of each patient, one of three treatments, and pain and cost
-afterwards. Nobody experimented: the more severe the pain, the likelier the drug. A plain comparison
-of the treatments therefore blames the drug for pain that was there before. The records contain what
-the doctors saw, so the effects can be estimated all the same: on average, with intervals, and for
-each patient. What counts more, pain or cost, is asked last.
+A clinic recorded each patient's age, severity and ward, one of three treatments, and the pain and
+cost that followed. It was not an experiment: the more severe the pain, the likelier the drug. A
+plain comparison of the treatments therefore blames the drug for pain that was there before. The
+records contain what the doctors saw, so the effects can still be estimated: on average, with
+intervals, and for each patient. Whether pain or cost matters more is decided last.
 
 The table is generated, so the truth is known: every patient's pain under every treatment. The model
-sees the table only.
+sees only the table.
 
     python examples/clinic.py
 """

@@ -1,11 +1,11 @@
-"""A finite world: what each action makes more likely and what less, exactly and learned.
+"""A finite world: what each action makes more or less likely, computed exactly and learned.
 
 A boat drifts over a small bay. A current often carries it one cell to the east, and after the first
 move the skipper turns at random. With finitely many states, the effect of the first move can be
 computed exactly: how often each cell will be visited, minus the average over all moves. This
 *effect measure* answers every reward: the advantage of a move is the sum over the cells of its
 effect on the visits times the reward there. A model fitted to branches shows how close learning
-comes. Two checks use neither: simulated trips, and dynamic programming for two rewards.
+comes. Two independent checks are simulated trips, and dynamic programming for two rewards.
 
     python examples/grid_measures.py
 """

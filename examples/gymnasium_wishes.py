@@ -1,13 +1,13 @@
 """Gymnasium: one model, and a wish that changes halfway through the episode.
 
-The environment is loaded by its name: LunarLander-v3 if Box2D is installed, Acrobot-v1 otherwise.
+The environment is loaded by name: LunarLander-v3 if Box2D is installed, Acrobot-v1 otherwise.
 Branches from random play show what each action changes over the next steps, and one model is
 fitted to them. The environment's own reward is not used. Instead, the model acts on a wish: an
 acrobot that hangs still first swings up, then comes to rest again; a lander first climbs, then
 descends. Changing the wish changes one argument; nothing is learned again.
 
 Two things check the model: branches with many draws in states that it has not seen, and episodes of
-the environment, in which nothing but the actual outcome counts.
+the environment itself.
 
     python examples/gymnasium_wishes.py
 """

@@ -3,11 +3,11 @@
 A shop orders one product every morning; an order arrives the next morning. Demand is random, and
 demand that cannot be served is lost. How much to order depends on what a lost sale and a unit kept
 overnight cost, and nobody agrees on that. So the prices are left open: branches show what each
-order changes (units sold, lost, kept and bought) compared with the others, and any prices are asked
-about afterwards. On the six days after the first, the shop buys its standing order of 20 units.
+order changes (units sold, lost, kept and bought) compared with the others, and the prices are
+chosen afterwards. On the six days after the first, the shop buys its standing order of 20 units.
 
 The figure maps the best order over the two prices. To check the map, brute force simulates every
-order thousands of times in the states that are asked about. The model never sees any of that.
+order thousands of times in the states shown. The model never sees any of these simulations.
 
     python examples/inventory.py
 """

@@ -1,10 +1,10 @@
-"""A road junction: which direction gets green, judged under identical arrivals.
+"""A road junction: which road should get green, compared under identical arrivals.
 
-Cars queue at two roads. Every 10 seconds the signal gives green to one of them; changing it costs 4
-seconds. Arrivals are random, far more so than the effect of one decision, so two simulations with
+Cars queue on two roads. Every 10 seconds the signal gives green to one of them; changing it costs 4
+seconds. Arrivals are random and vary far more than one decision changes, so two simulations with
 different signals differ mostly by luck. Branches share their arrivals, so this luck cancels, and
-the difference is the effect of the signal alone. After the first 10 seconds, a usual controller
-takes over and serves the longer queue. Whose waiting counts how much is asked afterwards.
+the difference is the effect of the signal alone. After the first 10 seconds, an ordinary controller
+takes over and serves the longer queue. How much each road's waiting counts is decided afterwards.
 
 The figure maps the best signal over the two queues. To check it, brute force simulates both signals
 a thousand times in every state of a coarse grid.

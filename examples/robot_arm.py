@@ -1,13 +1,13 @@
-"""A robot of one's own: an arm that reaches for goals nobody knew when the model was fitted.
+"""Your own robot: an arm that reaches for goals nobody knew when the model was fitted.
 
 The robot is a MuJoCo model, written below: two links on a table, a motor in each joint. Its
-features are written for the question: where the hand is, and how far from the shoulder, squared.
+features suit the question: the position of the hand, and its squared distance from the shoulder.
 The squared distance to *any* goal is then a weighted sum of features, because
 (x - a)² + (y - b)² = (x² + y²) - 2 a x - 2 b y + constant. So a goal is a linear reward, and one
 model of what the motors change answers all goals.
 
 Branches with many draws check the single answers. Then the arm moves: at every step the model picks
-the motor command for the goal, and MuJoCo itself says where the hand ends up.
+the motor command for the goal, and MuJoCo itself simulates where the hand ends up.
 
     python examples/robot_arm.py
 """
@@ -46,7 +46,7 @@ BLUE, ORANGE, GREY = "#0072b2", "#d55e00", "#9a9a9a"
 
 
 def observation(qpos, qvel, extras):
-    """The joints, then the own features: position of the hand and its squared distance."""
+    """The joints, then our own features: the hand's position and squared distance."""
     first, both = qpos[..., 0], qpos[..., 0] + qpos[..., 1]
     x, y = LINK * (np.cos(first) + np.cos(both)), LINK * (np.sin(first) + np.sin(both))
     joints = [f(angle) for angle in (first, qpos[..., 1]) for f in (np.sin, np.cos)]

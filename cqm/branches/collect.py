@@ -77,7 +77,7 @@ def collect(
         horizon: Steps per branch, including the first action.
         discount: Discount factor of the outcome.
         draws: Number of times to draw the noise and the later actions in each state.
-        arms: How many candidate actions to branch per state, chosen at random; or a list of
+        arms: Number of candidate actions to branch per state, chosen at random; or a list of
             subsets, one of which is chosen at random per state. All actions by default.
         warmup: Minimum and maximum number of random controls applied to a state before it is
             branched.

@@ -44,7 +44,7 @@ class _Settings(Recipe):
         int | Sequence[Sequence[int]] | None,
         tyro.conf.arg(metavar="INT", help_behavior_hint="(default: all)"),
     ] = None
-    """How many actions to branch per state, chosen at random."""
+    """Number of actions to branch per state, chosen at random."""
 
 
 @dataclass(frozen=True)

@@ -44,17 +44,17 @@ class LogsImport:
     episode: Annotated[str | None, default("none")] = None
     """Column that tells which rows belong together, such as those of one patient."""
     time: Annotated[str | None, default("none")] = None
-    """Column to order the rows by, within each episode if there are any."""
-    categorical: Annotated[Names, default("texts only")] = ()
-    """Observations whose numbers are codes; texts are always categories."""
+    """Column to sort the rows by, within each episode if there are any."""
+    categorical: Annotated[Names, default("text only")] = ()
+    """Observations whose numbers are codes; text is always categorical."""
     missing: Literal["error", "mean", "drop"] = "error"
-    """Missing values: an error, filled with the mean of the observation and marked, or dropped."""
+    """What to do about missing values: stop, fill in the mean and mark them, or drop their rows."""
     delimiter: Annotated[str | None, default("detected")] = None
-    """What separates the cells of a CSV file."""
+    """Character that separates the cells of a CSV file."""
     encoding: str = "utf-8"
     """Encoding of a CSV file, such as latin-1."""
     overwrite: bool = False
-    """Replace logs that are already there."""
+    """Replace existing logs."""
 
     def run(self) -> int:
         """Read, save, and print the coverage."""
@@ -122,7 +122,7 @@ class LogsCheck:
 
 @dataclass(frozen=True)
 class LogsEffects:
-    """Average effects of all actions on all outcomes, with intervals that hold simultaneously.
+    """Estimate average effects of all actions on all outcomes, with simultaneous intervals.
 
     Example: cqm logs effects logs --by ward
     """
@@ -130,7 +130,7 @@ class LogsEffects:
     directory: Directory
     """Directory of the logs."""
     by: Annotated[str | None, default("none")] = None
-    """Observation or column of text with few values, whose subgroups are shown as well."""
+    """Observation or text column with few values; its subgroups are shown as well."""
     confidence: float = 0.95
     """Confidence level of the intervals."""
     seed: int = 0

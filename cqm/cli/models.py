@@ -156,7 +156,7 @@ class Ask:
 
     Example: cqm query reacher-model --reward="-to_target_x - 0.1 * velocity_wrist"
 
-    From logs, and from a table to a table:
+    From logs, for a table of states:
     cqm query logs --reward="-pain - 0.01 * cost" --states patients.csv --out ranking.csv
     """
 
@@ -168,15 +168,15 @@ class Ask:
     """Number of states to sample from the world or the logs, or a file of observations (.csv,
     .tsv, .parquet, .npy or .safetensors)."""
     logs: Annotated[Path | None, default("none")] = None
-    """Directory of the logs that a model was fitted from, for intervals."""
+    """Directory of the logs that the model was fitted to, which intervals need."""
     out: Annotated[Path | None, default("print")] = None
     """CSV file for the answers, one row per state."""
     id: Annotated[str | None, default("none")] = None
-    """Column of the states file that names each state, to be kept in the answers."""
+    """Column of the states file that names each state; it is kept in the answers."""
     overwrite: bool = False
     """Replace the file given by --out if it exists."""
     encoding: str = "utf-8"
-    """Encoding of a states file that is text, such as latin-1."""
+    """Encoding of a states file in a text format, such as latin-1."""
     confidence: float = 0.95
     """Confidence level of the intervals and regret bounds, for a calibrated model or logs."""
     seed: int = 0

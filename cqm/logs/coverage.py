@@ -97,7 +97,7 @@ class Coverage:
             warnings.warn("poor coverage: " + "; ".join(self.problems), stacklevel=3)
 
     def to_json(self) -> dict[str, Any]:
-        """All of it as JSON, with the problems."""
+        """The coverage as JSON, including the problems."""
         values = {
             name: value.tolist() if isinstance(value, np.ndarray) else value
             for name, value in vars(self).items()

@@ -199,8 +199,8 @@ class Logs:
         """Make logs from a table with one decision and its outcomes per row.
 
         Each row is one trajectory of one step: the outcomes become features, and other columns are
-        ignored. Texts, categories and bools among the observations become indicators, one for each
-        category but the first. `logs.columns` remembers how, so that models can be asked about
+        ignored. Text, categories and booleans among the observations become indicators, one for
+        each category but the first. `logs.columns` remembers how, so that models can be asked about
         tables with the same columns.
 
         Args:
@@ -213,12 +213,12 @@ class Logs:
                 default.
             episode: Column that tells which rows belong together, such as those of one patient;
                 they stay together when data are split.
-            time: Column to order the rows by, of numbers or texts such as 2024-05-31; rows of one
+            time: Column to sort the rows by, of numbers or text such as 2024-05-31; rows of one
                 episode stay together.
-            categorical: Observations whose numbers are codes, to be treated as texts.
-            missing: What to do about missing values: `error`; `drop` the rows that have any; or
-                fill in the `mean` of an observation and add an indicator. Missing texts then become
-                a category. Actions and outcomes are never filled in.
+            categorical: Observations whose numbers are codes, to be treated as text.
+            missing: What to do about missing values: raise an `error`; `drop` their rows; or fill
+                in the `mean` of the observation and add an indicator. Missing text then becomes a
+                category. Actions and outcomes are never filled in.
 
         >>> table = {"age": [30, 40, 50, 60], "drug": ["no", "yes"] * 2, "pain": [5, 4, 6, 3]}
         >>> Logs.from_frame(table, observations=["age"], action="drug", outcomes=["pain"])

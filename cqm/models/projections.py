@@ -49,7 +49,7 @@ _FEWEST_UNITS = 20  # independent decisions or groups per function of the basis
 
 @dataclass(frozen=True)
 class ProjectedEffects:
-    """Effects as a combination of a few functions of the state, and how well these are known."""
+    """Effects as a combination of a few functions of the state, with intervals."""
 
     basis: Basis
     functions_fn: Callable[[np.ndarray], np.ndarray]  # observations -> values [n, functions]
