@@ -6,10 +6,12 @@ fitted that row's noise.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
+from threadpoolctl import threadpool_limits
 
 _PENALTIES = 10.0 ** np.arange(-6, 4)  # per row, for regressors of unit size
 _UNPENALISED = 1e3  # scale at which the penalty of a regressor becomes negligible
@@ -18,6 +20,17 @@ _LEARNING_ROWS, _LEARNING_WAVES = 10_000, 512  # enough to learn which inputs ma
 _BLOCK_ROWS = 1_024  # rows whose regressors are in memory at once
 _SMALLEST_SCALE = 1e-4  # scale of a direction in which the function does not vary
 _SCALES = (1.0, 2.0, 4.0)  # frequencies, in radians over the overall spread of the inputs
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Linear algebra on one thread, so that results do not depend on the number of cores.
+
+    Sums in another order change the last digits and with them the signs of eigenvectors, on which
+    random Fourier features depend. Matrices are small, so more threads mostly wait for each other.
+    """
+    with threadpool_limits(1, user_api="blas"):
+        yield
 
 
 @dataclass(frozen=True)

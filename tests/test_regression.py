@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from cqm.regression import (
     RandomFourierFeatures,
@@ -9,6 +10,7 @@ from cqm.regression import (
     fourier_ridge,
     inverse_root,
     leave_one_out_ridge,
+    one_thread,
     pair_products,
     ridge,
     shrunk_covariance,
@@ -126,3 +128,14 @@ def test_products_of_pairs_include_squares():
     products = pair_products(np.array([[2.0, 3.0, 5.0]]))
     assert products.tolist() == [[4.0, 6.0, 10.0, 9.0, 15.0, 25.0]]
     assert pair_products(np.empty((4, 0))).shape == (4, 0)
+
+
+def blas_threads():
+    return {own["num_threads"] for own in threadpool_info() if own["user_api"] == "blas"}
+
+
+def test_one_thread_lasts_as_long_as_its_block():
+    with threadpool_limits(2, user_api="blas"):
+        with one_thread():
+            assert blas_threads() == {1}
+        assert blas_threads() == {2}

@@ -12,7 +12,7 @@ from scipy.optimize import isotonic_regression
 from scipy.special import bdtr
 
 from cqm.display import text_table
-from cqm.regression import fold_numbers, ridge
+from cqm.regression import fold_numbers, one_thread, ridge
 
 REGIONS = 20  # maximum number of regions
 REGION_SIZE = 100  # minimum number of decisions per region
@@ -127,6 +127,7 @@ class Coverage:
         )
 
 
+@one_thread()
 def measure_coverage(
     observations: np.ndarray,
     actions: np.ndarray,

@@ -34,7 +34,7 @@ from cqm.models.propensities import (
 )
 from cqm.models.regressors import fitted_columns, predictions
 from cqm.names import action_indices, unknown
-from cqm.regression import RandomFourierFeatures, fold_numbers, ridge, sums_by
+from cqm.regression import RandomFourierFeatures, fold_numbers, one_thread, ridge, sums_by
 
 if TYPE_CHECKING:
     from cqm.models.log_estimator import LogEstimator
@@ -214,6 +214,7 @@ class CrossFitted:
     propensities: np.ndarray  # [n, actions]
 
 
+@one_thread()
 def cross_fitted(model: LogEstimator, logs: Logs) -> CrossFitted:
     """Outcomes of every action and propensities, predicted for each decision.
 

@@ -64,6 +64,7 @@ from cqm.observations import as_observations
 from cqm.progress import say
 from cqm.queries import Query, QueryLike
 from cqm.quotient import Reference, as_reference, center, contrast
+from cqm.regression import one_thread
 
 Network = TypeVar("Network", bound=eqx.Module)
 
@@ -160,7 +161,7 @@ class Estimator(Parameters, abc.ABC):
         self.provenance_ = Provenance.of(data)
         # Two fits in one directory would write over each other's checkpoints.
         alone = contextlib.nullcontext() if directory is None else storage.exclusive(directory)
-        with alone:
+        with alone, one_thread():
             self.predictor_ = self._learn(data, options)
         return self
 

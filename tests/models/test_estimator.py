@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from sklearn.base import clone
 from support.worlds import pendulum_world
+from threadpoolctl import threadpool_info, threadpool_limits
 
 import cqm
 from cqm import storage
@@ -448,3 +449,19 @@ def test_a_refused_fit_leaves_the_model_as_it_was(logs):
     with pytest.raises(FileNotFoundError):
         model.fit("nowhere")
     assert model.predictor_ is before
+
+
+def test_a_fit_does_not_depend_on_the_number_of_threads(logs):
+    seen = []
+
+    class Model(cqm.ResidualModel):
+        def _learn(self, logs, options):
+            seen.extend(own["num_threads"] for own in threadpool_info() if "blas" in own.values())
+            return super()._learn(logs, options)
+
+    effects = []
+    for num in (1, 2):
+        with threadpool_limits(num, user_api="blas"):
+            effects.append(Model().fit(logs).effect(logs.observations[:5]))
+    assert set(seen) == {1}
+    np.testing.assert_array_equal(*effects)
