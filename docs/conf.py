@@ -48,8 +48,20 @@ def plain_aliases(app, what, name, obj, options, signature, annotation):
     return shown.replace("npt.", "") or None, annotation
 
 
+def line_breaks(app, pagename, templatename, context, doctree):
+    """Break names in inline code after a dot, an underscore and the like; keep errors together."""
+    if "body" in context:
+        body = re.sub(
+            r'(?<=<span class="pre">)[^<]+',
+            lambda name: re.sub(r"(?<=\w[._/:=(])(?=[\w&[{])", "<wbr>", name[0]),
+            context["body"],
+        )
+        context["body"] = re.sub(r"(?<=±) (?=\d)|(?<=\d) (?=[≈▲▼])", "\N{NO-BREAK SPACE}", body)
+
+
 def setup(app):
     app.connect("autodoc-process-signature", plain_aliases)
+    app.connect("html-page-context", line_breaks)
     app.connect("source-read", commands.read)
 
 

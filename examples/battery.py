@@ -97,19 +97,19 @@ def make_world(start=initial):
 
 def draw(path, seen, answer, certain, best):
     """Above: the usual day. Below: the best action for every tariff and hour."""
-    figure, hours = Figure(figsize=(9.5, 5), layout="constrained"), np.arange(24)
+    figure, hours = Figure(figsize=(6.4, 4.6), layout="constrained"), np.arange(24)
     top, axis = figure.subplots(2, 1, sharex=True, height_ratios=(1, 2))
     top.plot(hours, seen[:, 1], color="black", label="consumption minus solar (kW)")
     top.plot(hours, 10 * seen[:, 2], "--", color="#cc79a7", label="market price (10 ct/kWh)")
     axis.pcolormesh(hours, range(4), answer, cmap=ListedColormap(COLOURS), edgecolors="white")
-    shown = [Patch(facecolor=c, label=a) for c, a in zip(COLOURS, ACTIONS, strict=True)]
-    shown += axis.plot(*np.argwhere(certain.T).T, "k.", ms=8, label="certain")
-    shown += axis.plot(*np.argwhere((answer != best).T).T, "kx", label="brute force disagrees")
+    key = [Patch(alpha=0)] + [Patch(fc=c, label=a) for c, a in zip(COLOURS, ACTIONS, strict=True)]
+    key += axis.plot(*np.argwhere(certain.T).T, "k.", ms=7, label="certain")
+    key += axis.plot(*np.argwhere((answer != best).T).T, "kx", label="brute force disagrees")
     axis.set_yticks(range(4), TARIFFS)
     axis.set(xlabel="hour of the day", xticks=range(0, 24, 3), ylim=(3.5, -0.5))
-    figure.legend(handles=[*top.lines, *shown], loc="outside lower center", ncols=4, frameon=False)
-    figure.suptitle("Battery a quarter full: what to do in this hour, under four tariffs")
-    figure.savefig(path, dpi=150)
+    figure.legend(handles=[*top.lines, *key], loc="outside lower center", ncols=3, frameon=False)
+    figure.suptitle("Battery a quarter full: what to do in this hour")
+    figure.savefig(path, dpi=200)
 
 
 def main(small: bool = False, figure: Path = Path("battery.png")) -> dict:

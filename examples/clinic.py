@@ -53,35 +53,35 @@ def records(num, rng):
 
 
 def draw(path, rows, logs, model):
-    """Left: average effects against the truth. Right: the drug's effect by age."""
-    figure = Figure(figsize=(10, 4.3), layout="constrained")
-    left, right = figure.subplots(1, 2, width_ratios=(1.2, 1))
+    """Above: average effects against the truth. Below: the drug's effect by age."""
+    figure = Figure(figsize=(6.4, 6.4), layout="constrained")
+    top, lower = figure.subplots(2, 1)
     for y, (_, naive, estimate, low, high, truth) in enumerate(reversed(rows)):
         seen = y == 0
-        left.plot([low, high], [y, y], color=BLUE, lw=3, label="cqm, 95% interval" if seen else "")
-        left.plot(estimate, y, "o", color=BLUE, ms=8)
-        left.plot(truth, y, "|", color="black", ms=26, mew=2, label="truth" if seen else "")
-        left.plot(naive, y, "X", color=ORANGE, ms=10, label="plain comparison" if seen else "")
-    left.set_yticks(range(len(rows)), [row[0] for row in reversed(rows)])
-    left.axvline(0, color=GREY, lw=1)
-    left.set(
+        top.plot([low, high], [y, y], color=BLUE, lw=3, label="cqm, 95% interval" if seen else "")
+        top.plot(estimate, y, "o", color=BLUE, ms=8)
+        top.plot(truth, y, "|", color="black", ms=18, mew=2, label="truth" if seen else "")
+        top.plot(naive, y, "X", color=ORANGE, ms=10, label="plain comparison" if seen else "")
+    top.set_yticks(range(len(rows)), [row[0] for row in reversed(rows)])
+    top.axvline(0, color=GREY, lw=1)
+    top.set(
         ylim=(-0.6, len(rows) - 0.4), xlabel="← less pain than with rest (points) | more pain →"
     )
-    left.set_title("Compared plainly, the drug seems useless")
-    figure.legend(loc="outside lower left", ncols=3, frameon=False)
+    top.set_title("Compared plainly, the drug seems useless")
+    top.legend(loc="upper left", frameon=False)
     age, place = logs.observations[:, 0], logs.feature_names.index("pain")
     for treatment, colour in (("physio", ORANGE), ("drug", BLUE)):
         effect = model.effect(logs.observations, action=treatment, baseline="rest")
-        right.plot(age, effect[:, place], ".", color=colour, alpha=0.3, ms=4)
-        right.plot([], [], "o", color=colour, label=treatment)
+        lower.plot(age, effect[:, place], ".", color=colour, alpha=0.3, ms=4)
+        lower.plot([], [], "o", color=colour, label=treatment)
         truth = effects_on_pain([20, 90])[:, TREATMENTS.index(treatment)]
-        right.plot([20, 90], truth, color="black", lw=2)
-    right.plot([], [], color="black", lw=2, label="truth")
-    right.axhline(0, color=GREY, lw=1)
-    right.set(xlabel="age (years)", ylabel="effect on pain (points)")
-    right.set_title("The drug helps the young most")
-    right.legend(loc="lower right", frameon=False, title="each dot is a patient")
-    figure.savefig(path, dpi=150)
+        lower.plot([20, 90], truth, color="black", lw=2)
+    lower.plot([], [], color="black", lw=2, label="truth")
+    lower.axhline(0, color=GREY, lw=1)
+    lower.set(xlabel="age (years)", ylabel="effect on pain (points)")
+    lower.set_title("The drug helps the young most")
+    lower.legend(loc="lower right", frameon=False, title="each dot is a patient")
+    figure.savefig(path, dpi=200)
 
 
 def main(small: bool = False, figure: Path = Path("clinic.png")) -> dict:

@@ -89,17 +89,17 @@ def values(reward):
 
 def draw(path, exact):
     """The effect measure of every action in cell B, as a map."""
-    figure, top = Figure(figsize=(10, 5.6), layout="constrained"), 0.75  # larger ones look alike
+    figure, top = Figure(figsize=(6.4, 4.4), layout="constrained"), 0.75  # larger ones look alike
     for axis, name, effect in zip(figure.subplots(2, 2).flat, MOVES, exact, strict=True):
         picture = np.full((len(BAY), len(BAY[0])), np.nan)
         picture[tuple(np.transpose(CELLS))] = effect
         image = axis.imshow(picture, cmap="PuOr", vmin=-top, vmax=top)
         axis.set(facecolor="#555555", xticks=[], yticks=[], title=f"first {name}")
         for mark, text in (("B", "boat"), ("H", "port"), ("R", "reef")):
-            axis.text(*CELLS[MARKS[mark]][::-1], text, ha="center", va="center", fontsize=8)
+            axis.text(*CELLS[MARKS[mark]][::-1], text, ha="center", va="center", fontsize=7)
     figure.colorbar(image, ax=figure.axes, extend="both", label="change in expected visits")
-    figure.suptitle("What each first move makes more likely (purple) and less likely (orange)")
-    figure.savefig(path, dpi=150)
+    figure.suptitle("Where each first move leads: more likely purple, less likely orange")
+    figure.savefig(path, dpi=200)
 
 
 def main(small: bool = False, figure: Path = Path("grid_measures.png")) -> dict:

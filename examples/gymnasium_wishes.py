@@ -74,7 +74,7 @@ def episodes(name, choose, num):
 
 def draw(path, name, acted, random):
     """The two quantities over time: random actions, the first wish, then the second."""
-    figure = Figure(figsize=(10, 4), layout="constrained")
+    figure = Figure(figsize=(6.4, 3.6), layout="constrained")
     switch, label = SETTINGS[name]["steps"][0], SETTINGS[name]["labels"]
     first, second = SETTINGS[name]["wishes"]
     later = range(switch, len(acted))
@@ -88,8 +88,8 @@ def draw(path, name, acted, random):
         axis.set(xlabel="step of the episode", ylabel=label[k])
     lines = dict(zip(*reversed(axis.get_legend_handles_labels()), strict=True))
     figure.legend(lines.values(), lines, loc="outside lower center", ncols=3, frameon=False)
-    figure.suptitle(f"{name}: one model, two wishes; the wish changes at the dotted line")
-    figure.savefig(path, dpi=150)
+    figure.suptitle(f"{name}: the wish changes at the dotted line")
+    figure.savefig(path, dpi=200)
 
 
 def main(small: bool = False, figure: Path = Path("gymnasium_wishes.png")) -> dict:

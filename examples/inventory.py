@@ -84,7 +84,7 @@ def brute_force(stock, draws, rng):
 
 def draw(path, lost_costs, kept_costs, answer, certain, best):
     """One map per stock: colours from the model, hatched if uncertain, lines from brute force."""
-    figure = Figure(figsize=(10, 4.4), layout="constrained")
+    figure = Figure(figsize=(6.4, 3.7), layout="constrained")
     axes = figure.subplots(1, len(STOCKS), sharey=True)
     colours = {"cmap": ListedColormap(COLOURS), "vmin": -0.5, "vmax": 2.5}
     for k, axis in enumerate(axes):
@@ -95,15 +95,15 @@ def draw(path, lost_costs, kept_costs, answer, certain, best):
         if np.ptp(best[..., k]):
             style = {"levels": [0.5, 1.5], "colors": "black", "linewidths": 2}
             axis.contour(lost_costs, kept_costs, best[..., k], **style)
-        axis.set_title(f"{STOCKS[k]:.0f} units in stock")
-        axis.set_xlabel("cost of a lost sale (€)")
-    axes[0].set_ylabel("cost of a unit kept overnight (€)")
+        axis.set_title(f"{STOCKS[k]:.0f} in stock")
+        axis.set_xlabel("lost sale (€)")
+    axes[0].set_ylabel("unit kept overnight (€)")
     shown = [Patch(facecolor=COLOURS[a], label=f"order {ORDERS[a]:.0f}") for a in range(3)]
     shown.append(Patch(facecolor="white", hatch="////", label="not certain"))
     shown.append(Line2D([], [], color="black", lw=2, label="border by brute force"))
-    figure.legend(handles=shown, loc="outside lower center", ncols=5, frameon=False)
-    figure.suptitle("One model answers every pair of prices: how much to order today")
-    figure.savefig(path, dpi=150)
+    figure.legend(handles=shown, loc="outside lower center", ncols=3, frameon=False)
+    figure.suptitle("How much to order today, for every pair of costs")
+    figure.savefig(path, dpi=200)
 
 
 def main(small: bool = False, figure: Path = Path("inventory.png")) -> dict:

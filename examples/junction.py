@@ -83,24 +83,24 @@ def make_world(start=initial):
 
 def draw(path, queues, answers, certains, truth, spreads):
     """Two maps of the best signal, and how much luck identical arrivals remove."""
-    figure = Figure(figsize=(11, 4.2), layout="constrained")
-    axes = figure.subplots(1, 3, width_ratios=(1, 1, 0.75))
+    figure = Figure(figsize=(6.4, 3.9), layout="constrained")
+    axes = figure.subplots(1, 3, width_ratios=(1, 1, 0.95))
     for k, (axis, wish) in enumerate(zip(axes, WISHES, strict=False)):
         coarse, style = 3.0 * np.arange(7), {"colors": "none", "hatches": ["////"]}
         axis.pcolormesh(queues, queues, answers[k].T, cmap=ListedColormap(COLOURS), vmin=0, vmax=1)
         axis.contourf(queues, queues, 1.0 - certains[k].T, levels=[0.5, 1.5], **style)
         axis.contour(coarse, coarse, truth[k].T, levels=[0], colors="black", linewidths=2.5)
-        axis.set(xlabel="cars waiting north-south", xlim=(0, 10), title=wish)
+        axis.set(xlabel="cars north-south", xlim=(0, 10), title=wish.replace("t c", "t\nc"))
     axes[0].set_ylabel("cars waiting east-west")
     names = ("separate\narrivals", "identical\narrivals")
     axes[2].bar(names, spreads, color=("#b0b0b0", "#0072b2"))
-    axes[2].set(ylabel="spread of one comparison (car minutes)", title="Luck in one comparison")
+    axes[2].set(ylabel="spread (car minutes)", title="luck in one\ncomparison")
     shown = [Patch(facecolor=c, label=name) for c, name in zip(COLOURS, SIGNALS, strict=True)]
     shown.append(Patch(facecolor="white", hatch="////", label="not certain"))
     shown += [Line2D([], [], color="black", lw=2.5, label="border by brute force")]
-    figure.legend(handles=shown, loc="outside lower center", ncols=4, frameon=False)
-    figure.suptitle("North-south has green now. Which road gets green for the next 10 seconds?")
-    figure.savefig(path, dpi=150)
+    figure.legend(handles=shown, loc="outside lower center", ncols=2, frameon=False)
+    figure.suptitle("North-south is green. Which road is next, for 10 seconds?")
+    figure.savefig(path, dpi=200)
 
 
 def main(small: bool = False, figure: Path = Path("junction.png")) -> dict:

@@ -90,23 +90,22 @@ def reach(world, goals, choose, steps):
 
 def draw(path, goals, moved, random):
     """Left: the way to each goal. Right: the distance over time."""
-    figure = Figure(figsize=(9.5, 4.4), layout="constrained")
+    figure = Figure(figsize=(6.4, 4.0), layout="constrained")
     left, right = figure.subplots(1, 2)
     for k in range(len(goals)):
         left.plot(*moved[:, k].T, color=BLUE, lw=1.2, label="path of the hand" if k == 0 else None)
-    left.plot(*goals.T, "x", color=ORANGE, ms=10, mew=2.5, label="goal")
+    left.plot(*goals.T, "x", color=ORANGE, ms=8, mew=2, label="goal")
     left.plot(*moved[0, 0], "o", color="black", label="start")
     left.set(xlabel="x (m)", ylabel="y (m)", aspect="equal")
-    figure.legend(loc="outside lower left", ncols=3, frameon=False)
     seconds = 0.05 * np.arange(len(moved))
-    for positions, colour, label in ((random, GREY, "random commands"), (moved, BLUE, "model")):
-        distance = 100 * np.linalg.norm(positions - goals, axis=2)
+    for points, colour, label in ((random, GREY, "random, median"), (moved, BLUE, "model, median")):
+        distance = 100 * np.linalg.norm(points - goals, axis=2)
         right.plot(seconds, distance, color=colour, lw=0.8, alpha=0.6)
         right.plot(seconds, np.median(distance, axis=1), color=colour, lw=3, label=label)
     right.set(xlabel="time (s)", ylabel="distance to the goal (cm)", ylim=(0, None))
-    right.legend(loc="upper right", title="thick: median")
+    figure.legend(loc="outside lower center", ncols=3, frameon=False)
     figure.suptitle(f"One model of the arm reaches {len(goals)} goals given afterwards")
-    figure.savefig(path, dpi=150)
+    figure.savefig(path, dpi=200)
 
 
 def main(small: bool = False, figure: Path = Path("robot_arm.png")) -> dict:
