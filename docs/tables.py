@@ -191,6 +191,55 @@ def coverage():
     )
 
 
+def _errors(group):
+    """The cells of one group in the comparison with EconML."""
+    return [row for row in rows("cate.csv") if row["group"] == group]
+
+
+def cate():
+    """Errors of effects from logs, next to EconML and plain learners, and mean ranks."""
+    methods = ["cqm", "LinearDML", "CausalForestDML", "DRLearner"]
+    methods += ["T-OLS", "T-boosting", "S-OLS", "S-boosting"]
+    found, lines = _errors("published") + _errors("random"), []
+    ranks = {"published": [], "random": []}
+    for row in found:
+        errors = np.array([float(row[name]) for name in methods])
+        ranks[row["group"]].append(1 + errors.argsort().argsort())
+        cells = [f"**{e:.3f}**" if e == errors.min() else f"{e:.3f}" for e in errors]
+        ratio = f"{errors[0] / errors.min():.2f}"
+        lines.append([row["problem"], row["n"], row["replications"], *cells, ratio])
+    for group, own in ranks.items():
+        means = [f"{rank:.1f}" for rank in np.mean(own, axis=0)]
+        title = "mean rank" if group == "published" else "mean rank, random generators"
+        lines.append([title, "", "", *means, ""])
+    return markdown(["problem", "rows", "sets", *methods, "cqm / best"], lines)
+
+
+def least_squares():
+    """Errors on problems that least squares answers, and of the doubly robust estimate."""
+    header = ["problem", "rows", "effect size", "least squares", "cqm", "ratio"]
+    header += ["cqm, doubly robust", "ratio to plain"]
+    lines = []
+    for row in _errors("least squares"):
+        simple, own, robust = (
+            float(row[name]) for name in ("least squares", "cqm", "cqm, doubly robust")
+        )
+        cells = [row["problem"], row["n"], row["effect size"], f"{simple:.3f}", f"{own:.3f}"]
+        lines.append([*cells, f"{own / simple:.2f}", f"{robust:.3f}", f"{robust / own:.2f}"])
+    return markdown(header, lines)
+
+
+def null_sets():
+    """How often logs seem to show an effect where there is none."""
+    found = rows("null_sets.csv")
+    sizes = list(dict.fromkeys(row["rows"] for row in found))
+    lines = []
+    for features in dict.fromkeys(row["features"] for row in found):
+        own = {row["rows"]: row for row in found if row["features"] == features}
+        lines.append([features, *(f"{own[n]['wrong']} of {own[n]['sets']}" for n in sizes)])
+    return markdown(["features", *(f"{int(n):,} rows" for n in sizes)], lines)
+
+
 FILLED = {
     "effects": effects,
     "speed": speed,
@@ -198,6 +247,9 @@ FILLED = {
     "conditioned": conditioned,
     "versions": versions,
     "coverage": coverage,
+    "cate": cate,
+    "least-squares": least_squares,
+    "null-sets": null_sets,
 }
 
 
