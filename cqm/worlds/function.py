@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import html
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -111,8 +112,10 @@ class FunctionWorld(World):
         control_high: Upper control bounds; by default the largest candidate action.
         continuous: Whether every control between the bounds is allowed; False if only the
             candidate actions are meaningful, for example whole numbers.
-        feature_names: One name per feature; by default `feature_0`, `feature_1`, ...
-        observation_names: One name per observation; by default `observation_0`, ...
+        feature_names: One name per feature; by default `feature_0`, `feature_1`, ..., or, without
+            `features`, the keys of a state that is a dict with one number per key.
+        observation_names: One name per observation; by default `observation_0`, ..., or, without
+            `observe`, the keys of such a state.
         name: Name stored with every data set; give worlds with different parameters different
             names.
         backend: `"numpy"`, or `"jax"` to compile `step` and `features`, which must then use
@@ -311,9 +314,24 @@ class FunctionWorld(World):
                 f"step or features returned NaN or infinity one step after initial, with candidate "
                 f"actions {actions}; allowed: finite features, and states without NaN"
             )
-        self.feature_names = _names("feature", feature_names, features.shape[2])
-        width = observations.shape[1]
-        self.observation_names = _names("observation", observation_names, width)
+        widths = features.shape[2], observations.shape[1]
+        after, before = self._keys("features"), self._keys("observe")
+        self.feature_names = _names("feature", feature_names, widths[0], after)
+        self.observation_names = _names("observation", observation_names, widths[1], before)
+        if self.feature_names == self.observation_names and bool(after) != bool(before):
+            # Equal names declare that the features are the next observation, which a function of
+            # the user's need not return; only the user may declare it.
+            if feature_names is None:
+                self.feature_names = _names("feature", None, widths[0])
+            elif observation_names is None:
+                self.observation_names = _names("observation", None, widths[1])
+
+    def _keys(self, role: str) -> tuple[str, ...]:
+        """The state's key in each column; none for a user's function or a state without keys."""
+        if self._function_names[role] is not None or not self._is_dict:
+            return ()
+        sizes = {name: math.prod(shape) for name, (shape, _) in self._layout.items()}
+        return tuple(name for name, size in sizes.items() for _ in range(size))
 
     def _shown(self, states: States) -> State:
         """A copy of the states in the form that the user's functions see."""
@@ -499,13 +517,29 @@ def _finite(source: str, values: npt.ArrayLike, min_rows: int) -> np.ndarray:
     return array
 
 
-def _names(kind: str, names: Sequence[str] | None, width: int) -> tuple[str, ...]:
-    """The given names, or numbered ones."""
-    default = [f"{kind}_{i}" for i in range(width)]
-    names = default if names is None else different_texts(f"{kind}_names", names)
+def _names(
+    kind: str, given: Sequence[str] | None, width: int, keys: tuple[str, ...] = ()
+) -> tuple[str, ...]:
+    """The given names; by default the state's keys if each has one column, or numbered ones.
+
+    Args:
+        kind: What is named.
+        given: The names.
+        width: Number of columns.
+        keys: The state's key in each column; none if the columns are not those of a dict.
+    """
+    if given is None:
+        numbered = tuple(f"{kind}_{i}" for i in range(width))
+        return keys if len(set(keys)) == width else numbered
+    names = different_texts(f"{kind}_names", given)
     if len(names) != width:
         raise ValueError(f"{kind}_names has {len(names)} names, but there are {width} {kind}s")
-    return tuple(names)
+    if any(name in keys and name != key for name, key in zip(names, keys, strict=False)):
+        raise ValueError(
+            f"{kind}_names must have the keys of the state in the order in which initial returns "
+            f"them; got {list(names)}, allowed: {list(keys)}, or names that are not keys"
+        )
+    return names
 
 
 def qualified_name(fn: Any) -> str:

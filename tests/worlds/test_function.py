@@ -185,6 +185,60 @@ def test_defaults_lay_out_the_state_in_the_order_of_initial(backend):
     assert world.sample_noise(3, 4, np.random.default_rng(0)).shape == (3, 4, 0)
 
 
+def bath_world(**changes):
+    """A state that is a dict with one number per key, neither of which sorts first."""
+    arguments = {
+        "step": lambda s, u, e: {"heat": s["heat"] + u[:, 0], "age": s["age"] + 1},
+        "initial": lambda num, rng: {"heat": rng.uniform(10, 20, num), "age": np.zeros(num)},
+        "candidate_actions": [[0.0], [1.0]],
+    }
+    return FunctionWorld(**(arguments | changes))
+
+
+def test_the_keys_of_a_state_name_its_columns():
+    world = bath_world()
+    assert world.feature_names == world.observation_names == ("heat", "age")
+    own = bath_world(features=lambda s, u, e, t: u, observe=lambda s: s["age"][:, None])
+    assert (own.feature_names, own.observation_names) == (("feature_0",), ("observation_0",))
+    wide = bath_world(initial=lambda num, rng: {"heat": np.ones(num), "age": np.zeros((num, 1))})
+    assert (wide.feature_names, wide.observation_names) == (("heat", "age"),) * 2
+    branches = collect(world, states=4, horizon=2, threads=1, seed=0)
+    assert branches.features_are_next_observation
+
+
+def test_default_names_never_declare_that_a_function_returns_the_next_observation():
+    def doubled(s, u, e, t):
+        return 2 * np.column_stack([t["heat"], t["age"]])
+
+    def halved(s):
+        return 0.5 * np.column_stack([s["heat"], s["age"]])
+
+    keys = ["heat", "age"]
+    assert bath_world(features=doubled, feature_names=keys).observation_names[0] == "observation_0"
+    assert bath_world(observe=halved, observation_names=keys).feature_names[0] == "feature_0"
+    declared = bath_world(features=doubled, feature_names=keys, observation_names=keys)
+    assert declared.feature_names == declared.observation_names == ("heat", "age")
+
+
+@pytest.mark.parametrize("kind", ["feature", "observation"])
+def test_names_that_are_keys_must_be_in_the_order_of_the_state(kind):
+    names, fn = f"{kind}_names", {"feature": "features", "observation": "observe"}[kind]
+    message = (
+        rf"{names} must have the keys .* got \['age', 'heat'\], allowed: \['heat', 'age'\], or"
+    )
+    with pytest.raises(ValueError, match=message):
+        bath_world(**{names: ["age", "heat"]})
+    with pytest.raises(ValueError, match="in the order in which initial returns"):
+        bath_world(**{names: ["age", "warmth"]})
+    for allowed in (["heat", "age"], ["heat", "time"], ["warmth", "time"]):
+        assert getattr(bath_world(**{names: allowed}), names) == tuple(allowed)
+
+    def swapped(*transition):
+        return np.column_stack([transition[-1]["age"], transition[-1]["heat"]])
+
+    assert getattr(bath_world(**{names: ["age", "heat"], fn: swapped}), names) == ("age", "heat")
+
+
 def test_bounds_come_from_the_actions_unless_given():
     world = linear_world()
     assert (world.control_low.tolist(), world.control_high.tolist()) == ([-0.5, -1.0], [1.0, 0.5])
