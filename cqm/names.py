@@ -110,6 +110,15 @@ def shortened(names: Sequence[str]) -> str:
     return ", ".join(names) if len(names) <= 6 else ", ".join([*names[:5], f"… {names[-1]}"])
 
 
+def quoted(name: str) -> str:
+    """A feature's name as a formula can contain it, whatever its characters.
+
+    >>> quoted("pain score")
+    '`pain score`'
+    """
+    return "`" + name.replace("`", "``") + "`"
+
+
 def counted_actions(names: Sequence[str]) -> str:
     """The number of actions, followed by their names if they have any.
 

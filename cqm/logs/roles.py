@@ -12,7 +12,7 @@ import numpy as np
 from cqm.arguments import choice, different_texts, mapping, shown, text
 from cqm.columns import Column, encode, learn_columns, observation_names
 from cqm.display import counted
-from cqm.names import action_indices, numbered, shortened
+from cqm.names import action_indices, numbered, quoted, shortened
 from cqm.tables import Table
 
 if TYPE_CHECKING:
@@ -130,11 +130,11 @@ def _notes(table: Table, roles: Roles) -> list[str]:
     ignored = [name for name in table.names if name and name not in roles.columns]
     if ignored:
         notes.append(f"ignored {counted(len(ignored), 'column')}: {shortened(ignored)}")
-    unspeakable = [name for name in roles.outcomes if not name.isidentifier()]
-    if unspeakable:
+    awkward = [quoted(name) for name in roles.outcomes if not name.isidentifier()]
+    if awkward:
         notes.append(
-            f"a reward formula cannot use {shortened(list(map(repr, unspeakable)))}: rename such "
-            "outcomes with letters, digits and underscores only"
+            f"in a reward formula, write {shortened(awkward)} with backquotes, and on the command "
+            "line put the formula in single quotes"
         )
     return notes
 

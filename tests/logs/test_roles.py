@@ -230,8 +230,8 @@ def test_notes_tell_what_became_of_the_table():
     _, notes = logs_from_table(as_table(given), Roles(**roles))
     assert notes == [
         "ignored 3 columns: pain, cost, name",
-        "a reward formula cannot use 'pain score': rename such outcomes with letters, digits and "
-        "underscores only",
+        "in a reward formula, write `pain score` with backquotes, and on the command line put the "
+        "formula in single quotes",
         "dropped 1 row of 40 with missing values",
         "categories (ward: north, south)",
     ]
