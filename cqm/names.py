@@ -96,9 +96,18 @@ def unknown(what: str, name: str, available: Sequence[str]) -> ValueError:
     >>> print(unknown("action", "charg", ["idle", "charge"]))
     unknown action 'charg'; did you mean ['charge']? available: ['idle', 'charge']
     """
-    close = difflib.get_close_matches(str(name), available)
-    hint = f"did you mean {close}? " if close else ""
+    hint = did_you_mean(name, available)
     return ValueError(f"unknown {what} {shown(name)}; {hint}available: {list(available)}")
+
+
+def did_you_mean(name: str, available: Sequence[str]) -> str:
+    """A question that suggests similar names, followed by a space; nothing if there are none.
+
+    >>> did_you_mean("charg", ["idle", "charge"])
+    "did you mean ['charge']? "
+    """
+    close = difflib.get_close_matches(str(name), available)
+    return f"did you mean {close}? " if close else ""
 
 
 def shortened(names: Sequence[str]) -> str:

@@ -259,7 +259,10 @@ def test_a_mistake_in_a_query_is_found_before_a_model_is_learned(tmp_path, capsy
             (["--reward=pain score"], "write the feature 'pain score' in backquotes"),
             (["--reward=yeld"], "unknown feature 'yeld'; did you mean ['yield']?"),
             (["--reward=yield", "--states", "old.csv"], "old.csv does not exist"),
-            (["--reward=yield", "--states", "new.csv"], "'ward'"),
+            (
+                ["--reward=yield", "--states", "new.csv"],
+                "missing column 'ward' in new.csv; it has ['age']",
+            ),
         ]:
             assert main(["query", "logs", *arguments]) == 2
             assert message in capsys.readouterr().err
@@ -347,9 +350,13 @@ def test_import_takes_all_roles_and_refuses_to_replace_logs(tmp_path, capsys, mo
         (["--propensity", "no=p,q"], "must be one column, or ACTION=COLUMN for every action; got"),
         (
             ["--missing", "error"],
-            "p.csv: 'age' in 1 row (row 6); to leave these rows out, set miss",
+            "p.csv: 'age' in 1 row (row 6); to leave these rows out, pass --missing drop; to fill "
+            "in observations, pass --missing mean",
         ),
-        (["--outcomes", "paim"], "p.csv: unknown column 'paim'; did you mean ['pain']?"),
+        (
+            ["--outcomes", "paim"],
+            "missing column 'paim' in p.csv; did you mean ['pain']? it has ['id', 'age',",
+        ),
     ]:
         assert main([*command, "--overwrite", *wrong]) == 2
         assert message in capsys.readouterr().err

@@ -82,8 +82,16 @@ class Roles:
         return list(dict.fromkeys(name for name, _ in self._used()))
 
 
-def logs_from_table(table: Table, roles: Roles) -> tuple[Logs, list[str]]:
-    """Logs with one decision per row, and notes on what became of the table."""
+def logs_from_table(
+    table: Table, roles: Roles, *, option: str = "missing={!r}"
+) -> tuple[Logs, list[str]]:
+    """Logs with one decision per row, and notes on what became of the table.
+
+    Args:
+        table: The table.
+        roles: The role of every column.
+        option: How a message tells the user to choose what becomes of missing values.
+    """
     from cqm.logs.dataset import Logs
 
     for name in roles.columns:
@@ -91,7 +99,7 @@ def logs_from_table(table: Table, roles: Roles) -> tuple[Logs, list[str]]:
     if not len(table):
         raise ValueError(f"{table.source} has no rows")
     notes = _notes(table, roles)
-    complete = _with_values(table, roles)
+    complete = _with_values(table, roles, option)
     if len(complete) < len(table):
         dropped = counted(len(table) - len(complete), "row")
         notes.append(f"dropped {dropped} of {len(table):,} with missing values")
@@ -139,7 +147,7 @@ def _notes(table: Table, roles: Roles) -> list[str]:
     return notes
 
 
-def _with_values(table: Table, roles: Roles) -> Table:
+def _with_values(table: Table, roles: Roles, option: str) -> Table:
     """The table without rows that lack values, if these are to be dropped; raises otherwise."""
     filled = roles.observations if roles.missing == "mean" else ()
     lacking = {name: table.missing(name) for name in roles.columns if name not in filled}
@@ -157,12 +165,12 @@ def _with_values(table: Table, roles: Roles) -> Table:
         f"{name!r} in {counted(int(missing.sum()), 'row')} ({table.where(np.flatnonzero(missing))})"
         for name, missing in lacking.items()
     )
-    fill = "to fill in observations, set it to 'mean'"
+    fill = f"to fill in observations, pass {option.format('mean')}"
     if roles.missing == "mean":
         fill = "only observations can be filled in"
     raise ValueError(
-        f"values are missing in {table.source}: {found}; to leave these rows out, set missing to "
-        f"'drop'; {fill}"
+        f"values are missing in {table.source}: {found}; to leave these rows out, pass "
+        f"{option.format('drop')}; {fill}"
     )
 
 
