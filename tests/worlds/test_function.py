@@ -458,16 +458,94 @@ def test_different_worlds_have_different_identities():
             "float64, but initial returned it as int64",
         ),
         ({"step": lambda x, u, e: x[:, :2]}, r"'state' from step has shape \(256, 2\)"),
-        ({"step": lambda x, u, e: {"speed": x}}, r"step returned variables \['speed'\], expected"),
+        (
+            {"step": lambda x, u, e: {"speed": x}},
+            r"step must return an array; got a dict with keys \['speed'\]",
+        ),
+        ({"step": lambda x, u, e: None}, "step must return an array; got None"),
+        (
+            {"step": lambda x, u: x},
+            r"step is called as step\(state, action, exogenous\); .* parameters \(x, u\)$",
+        ),
+        ({"initial": lambda num: np.zeros((num, 3))}, r"initial\(num, rng\); .* \(num\)$"),
+        ({"features": lambda x, u, e: x}, r"features\(state, action, exogenous, next_state\); got"),
+        ({"observe": lambda x, u: x}, r"observe is called as observe\(state\); got"),
+        ({"exogenous": lambda num, rng: 0}, r"exogenous\(num, horizon, rng\); .* \(num, rng\)$"),
+        (
+            {"step": lambda x, u, e: x["speed"]},
+            r"step raised IndexError: .* indices; the state is an array of shape \(256, 3\)$",
+        ),
+        (
+            {"features": lambda x, u, e, y: y + None},
+            r"features raised TypeError: .*; the state is an array of shape \(256, 3\)$",
+        ),
+        (
+            {"initial": lambda num, rng: np.full((num, 3), np.nan)},
+            "initial returned NaN in the state; allowed: states without NaN",
+        ),
         ({"step": lambda x, u, e: x * np.nan}, "NaN or infinity"),
         ({"step": lambda x, u, e: x / u[:, :1]}, r"with candidate actions \[0\]"),
-        ({"features": lambda x, u, e, y: y[:, 0]}, r"features has shape \(256,\)"),
+        (
+            {"features": lambda x, u, e, y: y[:, 0]},
+            r"features has shape \(256,\), expected .* side by side with np.column_stack\(\[",
+        ),
+        (
+            {"exogenous": lambda n, h, rng: np.zeros((n, h))},
+            r"exogenous has shape \(3, 1\), expected \(3, 1, any\); add an axis",
+        ),
         ({"exogenous": lambda n, h, rng: np.zeros((n, 3))}, r"exogenous has shape \(3, 3\)"),
     ],
 )
 def test_mistakes_are_explained(changes, message):
     with pytest.raises(ValueError, match=message):
         linear_world(**changes)
+
+
+@pytest.mark.parametrize("backend", ["numpy", "jax"])
+@pytest.mark.parametrize(
+    ("step", "message"),
+    [
+        (
+            lambda s, u, e: s["heat"],
+            r"step must return a dict with keys \['heat', 'age'\]; got an array of shape \(256,\)",
+        ),
+        (lambda s, u, e: None, r"a dict with keys \['heat', 'age'\]; got None"),
+        (
+            lambda s, u, e: {"heat": s["heat"]},
+            r"keys \['heat', 'age'\]; got a dict with keys \['heat'\]",
+        ),
+        (
+            lambda s, u, e: s[:, 0],
+            r"step raised .*; the state is a dict with keys \['heat', 'age'\]",
+        ),
+        (lambda s, u, e: {**s, "heat": s["cold"]}, r"KeyError: 'cold'; the state is a dict with"),
+        (
+            lambda s, u, e: {**s, "age": s["age"][:, None]},
+            r"'age' from step has shape \(256, 1\), expected \(256,\); .* as in x\[:, 0\]",
+        ),
+        (
+            lambda s, u, e: {**s, "heat": s["heat"] + u},
+            r"'heat' from step has shape \(256, 256\), expected \(256,\); .* as in action\[:, 0\]",
+        ),
+    ],
+)
+def test_mistakes_in_a_state_with_keys_are_explained(step, message, backend):
+    with pytest.raises(ValueError, match=message) as e:
+        bath_world(step=step, backend=backend)
+    assert "np.where" not in str(e.value)
+
+
+def test_initial_is_blamed_for_what_it_returns():
+    with pytest.raises(ValueError, match=r"initial returned NaN in 'age'; allowed"):
+        bath_world(initial=lambda num, rng: {"heat": np.ones(num), "age": np.full(num, np.nan)})
+    kinds = iter([{"heat": np.ones(2), "age": np.ones(2)}, np.ones((2, 2))])
+    with pytest.raises(ValueError, match=r"initial must return a dict with keys .* got an array"):
+        bath_world(initial=lambda num, rng: next(kinds))
+
+
+def unpacking_step(x, u, e):
+    angle, speed, height = x
+    return np.array([angle + speed, speed, height])
 
 
 @pytest.mark.parametrize(
@@ -480,6 +558,10 @@ def test_mistakes_are_explained(changes, message):
         (
             {"step": lambda x, u, e: [max(v, 0.0) for v in x]},
             "use np.where .* or pass block_size=1",
+        ),
+        (
+            {"step": unpacking_step},
+            "step raised ValueError: too many values to unpack .*np.where inst",
         ),
         ({"step": lambda x, u, e: np.zeros(3)}, r"'state' from step has shape \(3,\).*np.where"),
         ({"features": lambda x, u, e, y: [float(y)]}, "features raised TypeError: .*np.where inst"),
