@@ -96,9 +96,18 @@ def unknown(what: str, name: str, available: Sequence[str]) -> ValueError:
     >>> print(unknown("action", "charg", ["idle", "charge"]))
     unknown action 'charg'; did you mean ['charge']? available: ['idle', 'charge']
     """
-    close = difflib.get_close_matches(str(name), available)
-    hint = f"did you mean {close}? " if close else ""
+    hint = did_you_mean(name, available)
     return ValueError(f"unknown {what} {shown(name)}; {hint}available: {list(available)}")
+
+
+def did_you_mean(name: str, available: Sequence[str]) -> str:
+    """A question that suggests similar names, followed by a space; nothing if there are none.
+
+    >>> did_you_mean("charg", ["idle", "charge"])
+    "did you mean ['charge']? "
+    """
+    close = difflib.get_close_matches(str(name), available)
+    return f"did you mean {close}? " if close else ""
 
 
 def shortened(names: Sequence[str]) -> str:
@@ -108,6 +117,15 @@ def shortened(names: Sequence[str]) -> str:
     'x0, x1, x2, x3, x4, … x8'
     """
     return ", ".join(names) if len(names) <= 6 else ", ".join([*names[:5], f"… {names[-1]}"])
+
+
+def quoted(name: str) -> str:
+    """A feature's name as a formula can contain it, whatever its characters.
+
+    >>> quoted("pain score")
+    '`pain score`'
+    """
+    return "`" + name.replace("`", "``") + "`"
 
 
 def counted_actions(names: Sequence[str]) -> str:

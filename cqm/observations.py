@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike
 from cqm import storage
 from cqm.arguments import path as checked_path, real_numbers, shown
 from cqm.columns import Column, encode
+from cqm.display import counted
 from cqm.names import shortened
 from cqm.table_files import first_row, read_table
 from cqm.tables import as_table, column_names, is_number
@@ -54,21 +55,30 @@ def as_observations(
             f"observations must be [{len(names)}] for one state or [n, {len(names)}] for several, "
             f"with the columns {shortened(names)}; got {got}{hint}"
         )
-    if not np.isfinite(array).all():
-        raise ValueError("observations must be finite; got NaN or infinity")
+    wrong = np.argwhere(~np.isfinite(array))
+    if len(wrong):
+        *row, column = wrong[0].tolist()
+        where = f" in row {row[0]}" if row else ""
+        more = f", and {counted(len(wrong) - 1, 'more such value')}" if len(wrong) > 1 else ""
+        raise ValueError(
+            f"observations must be finite; got {array[*row, column]} for {names[column]}{where}"
+            f"{more}"
+        )
     return array
 
 
 def _in_order(values: Any, names: Sequence[str], columns: Sequence[Column]) -> Any:
     """A table as an array, with its columns in the order of the names; anything else as it is."""
     given = column_names(values)
-    if given is None or (isinstance(values, Mapping) and not columns):
+    if given is None:
         return values
     for wanted in (list(names), list(_without_terminated(names))):
         if sorted(given) == sorted(wanted):
             return encode(as_table(values), [Column(name) for name in wanted])
     if columns:
         return encode(as_table(values, wanted=[column.name for column in columns]), columns)
+    if isinstance(values, Mapping):  # such as an observation of an environment, not flattened
+        return values
     raise ValueError(
         f"a table of observations must have the columns {shortened(names)}; got {shortened(given)}"
     )

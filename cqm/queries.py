@@ -9,6 +9,9 @@ then on the mixed features.
 from __future__ import annotations
 
 import ast
+import keyword
+import re
+import unicodedata
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -29,7 +32,7 @@ from cqm.arguments import (
     whole_number,
 )
 from cqm.display import html_facts
-from cqm.names import unknown
+from cqm.names import quoted, unknown
 from cqm.worlds.contract import World
 from cqm.worlds.features import sample_events, varies
 
@@ -56,6 +59,7 @@ _OPERATORS: dict[type, Callable[..., Any]] = {
     **{ast.Lt: np.less, ast.LtE: np.less_equal, ast.Gt: np.greater, ast.GtE: np.greater_equal},
     **{ast.Eq: np.equal, ast.NotEq: np.not_equal},
 }
+_QUOTED = r"(?<!\w)`((?:[^`]|``)+)`(?!\w)"  # a name in a formula; a backquote in it is doubled
 _Expression = float | str | tuple[Any, ...]  # a number, a name, or a NumPy function and arguments
 
 
@@ -167,7 +171,7 @@ class Query:
             text: The formula, such as `"0.5*height - 0.1*abs(velocity_rootx)"`. It may contain
                 numbers, feature names, parentheses, `+ - * / **`, comparisons (which give 1 or 0),
                 abs, sqrt, exp, log, sin, cos, tanh, minimum, maximum, clip and where. Exponents
-                must be numbers.
+                must be numbers. A name with spaces or signs is written in backquotes.
             features: The world. If the formula is linear or `events` are given, it can also be any
                 object with feature names, or the names themselves.
             events: Steps to fit the projection on, given by their native features
@@ -317,10 +321,27 @@ def _parsed(text: str, names: Sequence[str]) -> _Expression:
     """Parse a formula in a small subset of Python's grammar; nothing in it is executed."""
     if not isinstance(text, str) or len(text) > _MAX_LENGTH:
         raise ValueError(f"a formula is text of up to {_MAX_LENGTH} characters; got {text!r:.80}")
+    text = text.strip()
+    source, hidden = _readable(text, names)
     try:
-        root = ast.parse(text.strip(), mode="eval").body
+        root = ast.parse(source, mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise ValueError(f"the formula {text[:80]!r} cannot be parsed: {error}") from None
+        where, problem, quoting = "", str(error), ""
+        if isinstance(error, SyntaxError):
+            where, problem = _place(text, error), error.msg
+            quoting = _quoting(source, [name for name in names if not _is_expression(name)])
+        raise ValueError(
+            f"the formula {text[:80]!r} cannot be parsed{where}: {problem}{quoting}"
+        ) from None
+
+    def span(node: Any) -> tuple[int, int]:
+        lines = source.encode().splitlines(keepends=True)  # Python counts bytes in a line
+        ends = (node.lineno, node.col_offset), (node.end_lineno, node.end_col_offset)
+        start, end = (
+            len(b"".join([*lines[: line - 1], lines[line - 1][:column]]).decode())
+            for line, column in ends
+        )
+        return start, end
 
     def expression(node: ast.AST, depth: int) -> _Expression:
         if depth > _MAX_DEPTH:
@@ -329,20 +350,70 @@ def _parsed(text: str, names: Sequence[str]) -> _Expression:
             case ast.Constant(int() | float() as x) if type(x) is not bool and abs(x) < 1e300:
                 return float(x)
             case ast.Name(name):
-                return names[_columns([name], names)[0]]
+                name = hidden.get(span(node)[0], name)
+                if name not in names:
+                    quoting = _quoting(source, names, *span(node))
+                    raise ValueError(f"{unknown('feature', name, names)}{quoting}")
+                return name
             case ast.UnaryOp(op, operand) if type(op) in _OPERATORS:
                 return _OPERATORS[type(op)], expression(operand, depth + 1)
             case ast.BinOp(a, op, b) | ast.Compare(a, [op], [b]) if type(op) in _OPERATORS:
                 return _OPERATORS[type(op)], expression(a, depth + 1), expression(b, depth + 1)
             case ast.Call(ast.Name(name), args, []) if _FUNCTIONS.get(name) == len(args):
                 return getattr(np, name), *(expression(arg, depth + 1) for arg in args)
-        piece = ast.get_source_segment(text.strip(), node) or ""
+        start, end = span(node)
         raise ValueError(
-            f"{piece[:80]!r} cannot be part of a formula; allowed: numbers, names, + - * / **, one "
-            f"comparison, parentheses, functions by their number of arguments {_ARGUMENTS}"
+            f"{text[start:end][:80]!r} cannot be part of a formula; allowed: numbers, names, "
+            "+ - * / **, one comparison, parentheses, functions by their number of arguments "
+            f"{_ARGUMENTS}{_quoting(source, names, start, end)}"
         )
 
     return expression(root, 0)
+
+
+def _readable(text: str, names: Sequence[str]) -> tuple[str, dict[int, str]]:
+    """The formula with underscores in place of names that Python cannot read; these, by position.
+
+    >>> _readable("yield - `pain score`", ["yield", "pain score"])
+    ('_____ - ____________', {0: 'yield', 8: 'pain score'})
+    """
+    hidden = {}
+
+    def hide(found: re.Match[str]) -> str:
+        hidden[found.start()] = found[0] if found[1] is None else found[1].replace("``", "`")
+        return "_" * len(found[0])
+
+    # Keywords, and letters that Python replaces by similar ones, such as the sign for micro.
+    words = [name for name in names if name.isidentifier()]
+    words = [n for n in words if keyword.iskeyword(n) or unicodedata.normalize("NFKC", n) != n]
+    return re.sub("|".join([_QUOTED, *(rf"\b{word}\b" for word in words)]), hide, text), hidden
+
+
+def _place(text: str, error: SyntaxError) -> str:
+    """Where a formula cannot be parsed, in words."""
+    before = text.split("\n")[: (error.lineno or 1) - 1]
+    start = sum(len(line) + 1 for line in before) + (error.offset or 0) - 1
+    rest = text[start : start + 20] if error.offset else ""  # 0 where the text ends too early
+    return f" at character {start + 1}, {rest!r}" if rest else " at its end"
+
+
+def _quoting(source: str, names: Sequence[str], start: int = 0, end: int | None = None) -> str:
+    """The advice to quote a name that overlaps part of a formula; none if there is no such name."""
+    end = len(source) if end is None else end
+    for name in sorted((name for name in names if not name.isidentifier()), key=len, reverse=True):
+        for found in re.finditer(rf"(?<!\w){re.escape(name)}(?!\w)", source):
+            if found.start() < end and found.end() > start:
+                return f"; write the feature {name!r} in backquotes: {quoted(name)}"
+    return ""
+
+
+def _is_expression(name: str) -> bool:
+    """Whether Python reads a name as an expression, so that it is no syntax error."""
+    try:
+        ast.parse(name, mode="eval")
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    return True
 
 
 @np.errstate(all="ignore")  # `project` refuses values that are not finite

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from cqm.arguments import shown
-from cqm.names import unknown
+from cqm.names import did_you_mean
 
 MISSING = frozenset({"", "NA", "N/A", "NaN", "nan", "null", "NULL"})  # cells without a value
 Wanted: TypeAlias = Iterable[str] | Callable[[Sequence[str]], Iterable[str]] | None
@@ -196,7 +196,8 @@ def chosen_names(source: str, names: Sequence[str], wanted: Wanted) -> list[str]
 
 
 def _no_column(source: str, name: str, names: Sequence[str]) -> ValueError:
-    return ValueError(f"{source}: {unknown('column', name, names)}")
+    hint = did_you_mean(name, names)
+    return ValueError(f"missing column {name!r} in {source}; {hint}it has {list(names)}")
 
 
 def parse_cells(cells: Sequence[str | None], decimal_comma: bool = False) -> np.ndarray:

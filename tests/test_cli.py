@@ -243,6 +243,33 @@ def test_two_commands_from_a_table_to_a_ranking_with_intervals(tmp_path, capsys,
     assert "the observations of others are age; those of model are" in capsys.readouterr().err
 
 
+def test_a_mistake_in_a_query_is_found_before_a_model_is_learned(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_patients(tmp_path / "patients.csv")
+    text = Path("patients.csv").read_text().replace("pain,cost", "pain score,yield", 1)
+    Path("patients.csv").write_text(text)
+    roles = [*PATIENTS[:-1], "pain score,yield"]
+    assert main(["logs", "import", "patients.csv", *roles, "--out", "logs"]) == 0
+    assert "write `pain score` with backquotes" in capsys.readouterr().err
+    Path("new.csv").write_text("age\n50\n")
+    with monkeypatch.context() as without_models:
+        without_models.setattr(cqm.ResidualModel, "fit", None)
+        for arguments, message in [
+            (["--reward=-yield *"], "the formula '-yield *' cannot be parsed at its end"),
+            (["--reward=pain score"], "write the feature 'pain score' in backquotes"),
+            (["--reward=yeld"], "unknown feature 'yeld'; did you mean ['yield']?"),
+            (["--reward=yield", "--states", "old.csv"], "old.csv does not exist"),
+            (
+                ["--reward=yield", "--states", "new.csv"],
+                "missing column 'ward' in new.csv; it has ['age']",
+            ),
+        ]:
+            assert main(["query", "logs", *arguments]) == 2
+            assert message in capsys.readouterr().err
+    assert main(["query", "logs", "--reward=-`pain score` - 0.2 * yield", "--states", "2"]) == 0
+    assert "Best first action for -`pain score` - 0.2 * yield" in capsys.readouterr().out
+
+
 def test_from_a_table_to_a_ranking(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_patients(tmp_path / "patients.csv")
@@ -323,9 +350,13 @@ def test_import_takes_all_roles_and_refuses_to_replace_logs(tmp_path, capsys, mo
         (["--propensity", "no=p,q"], "must be one column, or ACTION=COLUMN for every action; got"),
         (
             ["--missing", "error"],
-            "p.csv: 'age' in 1 row (row 6); to leave these rows out, set miss",
+            "p.csv: 'age' in 1 row (row 6); to leave these rows out, pass --missing drop; to fill "
+            "in observations, pass --missing mean",
         ),
-        (["--outcomes", "paim"], "p.csv: unknown column 'paim'; did you mean ['pain']?"),
+        (
+            ["--outcomes", "paim"],
+            "missing column 'paim' in p.csv; did you mean ['pain']? it has ['id', 'age',",
+        ),
     ]:
         assert main([*command, "--overwrite", *wrong]) == 2
         assert message in capsys.readouterr().err

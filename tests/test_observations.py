@@ -40,7 +40,7 @@ def test_whole_numbers_are_numbers(tmp_path):
         (
             "o.csv",
             "angle,speeds\n1,2\n",
-            r"o\.csv: unknown column 'speed'; did you mean \['speeds'\]\? available: \['angle'",
+            r"missing column 'speed' in \S*o\.csv; did you mean \['speeds'\]\? it has \['angle'",
         ),
         ("o.txt", "1,2\n", r"must end in one of \.safetensors, \.npy, \.csv"),
         ("o.npy", "nonsense", "is not an array of numbers"),
@@ -104,7 +104,12 @@ def test_one_state_or_several_as_the_environment_gives_them(given, names, expect
         ([1.0], GYM, r"position, velocity, terminated; got \(1,\); flatten it with gymnasium"),
         ({"position": 1.0}, GYM, "got .*1.0}; flatten it with gymnasium.spaces.flatten"),
         (3, GYM, "got 3; flatten it with gymnasium.spaces.flatten"),
-        ([1.0, np.nan], NAMES, "observations must be finite; got NaN or infinity"),
+        ([1.0, np.nan], NAMES, "observations must be finite; got nan for speed$"),
+        (
+            [[1.0, 2.0], [3.0, np.inf], [np.nan, 0.0]],
+            NAMES,
+            "observations must be finite; got inf for speed in row 1, and 1 more such value$",
+        ),
     ],
 )
 def test_wrong_observations_name_the_columns(given, names, message):
@@ -154,6 +159,10 @@ def test_columns_of_a_table_are_found_by_their_names():
     assert got.tolist() == [[1, 2, 0], [3, 4, 0]]
     with pytest.raises(ValueError, match="must have the columns angle, height; got speed, angle"):
         as_observations(table, ["angle", "height"])
+    columns = table.to_dict("list")
+    assert as_observations(columns, ["angle", "speed"]).tolist() == [[1, 2], [3, 4]]
+    with pytest.raises(ValueError, match=r"with the columns angle, height; got \{'speed'"):
+        as_observations(columns, ["angle", "height"])
 
 
 WARD = (Column("angle"), Column("ward", ("a", "b")))

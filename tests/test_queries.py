@@ -9,6 +9,7 @@ from hypothesis import given, strategies as st
 from cqm.bounds import combined_regret, total_mass
 from cqm.branches.collect import collect
 from cqm.branches.recipe import Recipe
+from cqm.names import quoted
 from cqm.queries import ProjectionError, Query, project
 from cqm.worlds import load_world
 from cqm.worlds.contract import take
@@ -385,6 +386,74 @@ def test_a_refusal_shows_the_piece_and_what_is_allowed():
     assert "did you mean ['spead']? available: ['spead', 'y']" in str(e.value)
 
 
+AWKWARD = ("yield", "if", "None", "pain score", "to-target", "2nd", "x^2", "µg", "a`b", "é à")
+
+
+@pytest.mark.parametrize("name", AWKWARD)
+def test_any_feature_name_can_be_written_in_backquotes(name):
+    expected = [3.0 * (other == name) for other in (*AWKWARD, "x")]
+    expected[-1] = -1.0
+    assert (quoted(name)[0], quoted(name)[-1]) == ("`", "`")
+    query = Query.formula(f" 3*{quoted(name)} - x", (*AWKWARD, "x"))
+    assert query.weights.tolist() == expected
+
+
+def test_keywords_and_replaced_letters_need_no_backquotes():
+    query = Query.formula("(yield\n- 2*if) + 3*None - µg/4", ["yield", "if", "None", "µg"])
+    assert query.weights.tolist() == [1.0, -2.0, 3.0, -0.25]
+
+
+def test_quoted_names_may_stand_in_functions():
+    sample = events()[:, :1]
+    query = quietly(lambda: Query.formula("abs(`a b`)", ["a b"], events=sample))
+    expected, _ = project(sample, np.abs(sample[:, 0]))
+    np.testing.assert_allclose(query.weights, expected)
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("x + * y", "at character 5, '\\* y': invalid syntax"),
+        ("(x\n  + * y)", "at character 8, '\\* y\\)'"),
+        ("  x y", "at character 3, 'y'"),
+        ("x +", "at its end"),
+        ("`x` + `y", "at character 7, '`y'"),
+        ("x`y`", "at character 2, '`y`'"),
+    ],
+)
+def test_a_formula_that_cannot_be_parsed_says_where(text, place):
+    with pytest.raises(ValueError, match=f"cannot be parsed {place}"):
+        Query.formula(text, NAMES)
+
+
+@pytest.mark.parametrize(
+    ("text", "advice"),
+    [
+        ("pain score + x", "'pain score' in backquotes: `pain score`"),
+        ("x - to-target", "'to-target' in backquotes: `to-target`"),
+        ("2*x^2", "'x^2' in backquotes: `x^2`"),
+        ("2nd", "'2nd' in backquotes: `2nd`"),
+        ("x +", None),
+        ("x - y", None),
+        ("`pain score` + y", None),
+        ("pain scores", None),
+        ("to - target x", None),
+    ],
+)
+def test_names_that_need_backquotes_are_pointed_out(text, advice):
+    with pytest.raises(ValueError, match=r"cannot be parsed|unknown feature|cannot be part") as e:
+        Query.formula(text, (*AWKWARD, "x"))
+    if advice is None:
+        assert "backquotes" not in str(e.value)
+    else:
+        assert str(e.value).endswith(f"; write the feature {advice}")
+
+
+def test_a_refused_piece_is_shown_as_it_was_written():
+    with pytest.raises(ValueError, match=r"^'`é à`\[yield\]' cannot be part of a formula"):
+        Query.formula("2 * `é à`[yield]", AWKWARD)
+
+
 @pytest.mark.parametrize(
     ("text", "got"),
     [
@@ -467,7 +536,7 @@ def test_no_text_does_anything_but_compile_or_be_refused(text):
 
 
 TOKENS = ["x", "y", "1", "2.5", "+", "-", "*", "/", "**", "(", ")", ",", "<", "==", "abs", "where"]
-TOKENS += ["lambda", ".", "[", "]", "if", "else", "not", "0", "1e300", "clip", "log", " "]
+TOKENS += ["lambda", ".", "[", "]", "if", "else", "not", "0", "1e300", "clip", "log", " ", "`"]
 
 
 @given(st.lists(st.sampled_from(TOKENS), max_size=14))

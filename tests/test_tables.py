@@ -122,5 +122,5 @@ def test_a_column_must_be_numbers_where_numbers_are_needed():
         table.numbers("pain")
     with pytest.raises(ValueError, match=r"'cost' of the table must be finite; got inf in row 1$"):
         table.numbers("cost")
-    with pytest.raises(ValueError, match=r"the table: unknown column 'cots'; did you mean \['cost"):
+    with pytest.raises(ValueError, match=r"column 'cots' in the table; did you mean \['cost"):
         table["cots"]

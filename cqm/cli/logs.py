@@ -76,7 +76,7 @@ class LogsImport:
         table = read_table(
             self.file, roles.columns, delimiter=self.delimiter, encoding=self.encoding
         )
-        logs, notes = logs_from_table(table, roles)
+        logs, notes = logs_from_table(table, roles, option="--missing {}")
         for note in notes:
             say(f"Note: {note}")
         logs.save(self.out)

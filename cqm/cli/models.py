@@ -191,19 +191,24 @@ class Ask:
             if isinstance(self.states, Path) and self.out.resolve() == self.states.resolve():
                 raise ValueError(f"--out and --states must be different files; got {self.out}")
         from cqm.decisions import meaning_of_best
+        from cqm.logs.dataset import Logs
+        from cqm.models.residual import ResidualModel
         from cqm.queries import Query
         from cqm.worlds import reload_world
 
-        (model, logs), world = self._model(), None
+        (source, logs), world = self._source(), None
         try:
-            world = reload_world(model.world_)
+            world = reload_world(source.world if isinstance(source, Logs) else source.world_)
         except ValueError as error:  # common with logs; feature names and a file are enough
             if not isinstance(self.states, Path) and logs is None:
                 raise ValueError(
                     f"{error}; to query without the world, pass --states FILE"
                 ) from error
-        query = Query.formula(self.reward, world or model)
-        observations, ids = self._observations(model, world, logs)
+        query = Query.formula(self.reward, world or source)
+        observations, ids = self._observations(source, world, logs)
+        model = source  # learned only now, so that a mistake above costs no time
+        if isinstance(model, Logs):
+            model = ResidualModel(seed=self.seed).fit(model, show_progress=True)
         advantages = model.advantage(observations, query)
         recipe, names = model.recipe_, model.action_names_
         following = recipe.continuation.describe(names)
@@ -225,18 +230,17 @@ class Ask:
             print(f"{trust}\n{meaning}")
         return 0
 
-    def _model(self) -> tuple[Estimator, Logs | None]:
-        """The model to ask, and the logs that its intervals come from."""
+    def _source(self) -> tuple[Estimator | Logs, Logs | None]:
+        """The model to ask, or the logs to learn it from; the logs that intervals come from."""
         from cqm.logs.dataset import Logs
         from cqm.models.estimator import load_model
         from cqm.models.log_estimator import LogEstimator
-        from cqm.models.residual import ResidualModel
 
         if (self.directory / "logs.json").exists():
             if self.logs is not None:
                 raise ValueError(f"{self.directory} contains logs already; leave out --logs")
             logs = Logs.load(self.directory)
-            return ResidualModel(seed=self.seed).fit(logs, show_progress=True), logs
+            return logs, logs
         model = load_model(self.directory)
         if self.logs is None:
             return model, None
@@ -289,17 +293,18 @@ class Ask:
         return verdict, f"{verdict.summary()} {verdict.trust}"
 
     def _observations(
-        self, model: Estimator, world: World | None, logs: Logs | None
+        self, source: Estimator | Logs, world: World | None, logs: Logs | None
     ) -> tuple[np.ndarray, Sequence[str]]:
         """Observations `[n, observations]` of sampled states or of those in a file; their ids."""
         from cqm.branches.collect import collect
+        from cqm.logs.dataset import Logs
         from cqm.observations import read_states
 
         if isinstance(self.states, Path):
             found = read_states(
                 self.states,
-                model.observation_names,
-                model.columns_,
+                source.observation_names,
+                source.columns if isinstance(source, Logs) else source.columns_,
                 id_column=self.id,
                 encoding=self.encoding,
             )
@@ -315,15 +320,15 @@ class Ask:
             num = whole_number("--states", self.states, least=1)
             rows = np.random.default_rng(self.seed).permutation(len(logs))[:num]
             return logs.observations[np.sort(rows)], ()
-        if world is None or model.recipe_.warmup is None:
+        if world is None or isinstance(source, Logs) or source.recipe_.warmup is None:
             raise ValueError("a model fitted from logs cannot sample states; pass --states FILE")
         # Drawn and warmed up like the states the model was fitted on, with a different seed.
         sample = collect(
             world,
             states=self.states,
             horizon=1,
-            warmup=model.recipe_.warmup,
-            seed=model.recipe_.seed + 1 + self.seed,
+            warmup=source.recipe_.warmup,
+            seed=source.recipe_.seed + 1 + self.seed,
             show_progress=False,
         )
         return sample.observations, ()

@@ -12,7 +12,7 @@ import numpy as np
 from cqm.arguments import choice, different_texts, mapping, shown, text
 from cqm.columns import Column, encode, learn_columns, observation_names
 from cqm.display import counted
-from cqm.names import action_indices, numbered, shortened
+from cqm.names import action_indices, numbered, quoted, shortened
 from cqm.tables import Table
 
 if TYPE_CHECKING:
@@ -82,8 +82,16 @@ class Roles:
         return list(dict.fromkeys(name for name, _ in self._used()))
 
 
-def logs_from_table(table: Table, roles: Roles) -> tuple[Logs, list[str]]:
-    """Logs with one decision per row, and notes on what became of the table."""
+def logs_from_table(
+    table: Table, roles: Roles, *, option: str = "missing={!r}"
+) -> tuple[Logs, list[str]]:
+    """Logs with one decision per row, and notes on what became of the table.
+
+    Args:
+        table: The table.
+        roles: The role of every column.
+        option: How a message tells the user to choose what becomes of missing values.
+    """
     from cqm.logs.dataset import Logs
 
     for name in roles.columns:
@@ -91,7 +99,7 @@ def logs_from_table(table: Table, roles: Roles) -> tuple[Logs, list[str]]:
     if not len(table):
         raise ValueError(f"{table.source} has no rows")
     notes = _notes(table, roles)
-    complete = _with_values(table, roles)
+    complete = _with_values(table, roles, option)
     if len(complete) < len(table):
         dropped = counted(len(table) - len(complete), "row")
         notes.append(f"dropped {dropped} of {len(table):,} with missing values")
@@ -130,16 +138,16 @@ def _notes(table: Table, roles: Roles) -> list[str]:
     ignored = [name for name in table.names if name and name not in roles.columns]
     if ignored:
         notes.append(f"ignored {counted(len(ignored), 'column')}: {shortened(ignored)}")
-    unspeakable = [name for name in roles.outcomes if not name.isidentifier()]
-    if unspeakable:
+    awkward = [quoted(name) for name in roles.outcomes if not name.isidentifier()]
+    if awkward:
         notes.append(
-            f"a reward formula cannot use {shortened(list(map(repr, unspeakable)))}: rename such "
-            "outcomes with letters, digits and underscores only"
+            f"in a reward formula, write {shortened(awkward)} with backquotes, and on the command "
+            "line put the formula in single quotes"
         )
     return notes
 
 
-def _with_values(table: Table, roles: Roles) -> Table:
+def _with_values(table: Table, roles: Roles, option: str) -> Table:
     """The table without rows that lack values, if these are to be dropped; raises otherwise."""
     filled = roles.observations if roles.missing == "mean" else ()
     lacking = {name: table.missing(name) for name in roles.columns if name not in filled}
@@ -157,12 +165,12 @@ def _with_values(table: Table, roles: Roles) -> Table:
         f"{name!r} in {counted(int(missing.sum()), 'row')} ({table.where(np.flatnonzero(missing))})"
         for name, missing in lacking.items()
     )
-    fill = "to fill in observations, set it to 'mean'"
+    fill = f"to fill in observations, pass {option.format('mean')}"
     if roles.missing == "mean":
         fill = "only observations can be filled in"
     raise ValueError(
-        f"values are missing in {table.source}: {found}; to leave these rows out, set missing to "
-        f"'drop'; {fill}"
+        f"values are missing in {table.source}: {found}; to leave these rows out, pass "
+        f"{option.format('drop')}; {fill}"
     )
 
 

@@ -9,6 +9,9 @@ from __future__ import annotations
 import functools
 import hashlib
 import html
+import inspect
+import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -50,6 +53,13 @@ FeaturesFn = Callable[[State, Any, Any, State], Any]  # one transition -> [n, fe
 ObserveFn = Callable[[State], Any]  # -> [n, observations]
 InitialFn = Callable[[int, np.random.Generator], State]  # num, rng
 ExogenousFn = Callable[[int, int, np.random.Generator], Any]  # num, horizon, rng -> [n, horizon, e]
+_PARAMETERS = {
+    "step": ("state", "action", "exogenous"),
+    "initial": ("num", "rng"),
+    "features": ("state", "action", "exogenous", "next_state"),
+    "observe": ("state",),
+    "exogenous": ("num", "horizon", "rng"),
+}
 
 
 class _NotVectorisedError(ValueError):
@@ -58,6 +68,11 @@ class _NotVectorisedError(ValueError):
 
 _MAX_BLOCK = 2**20  # rows per call
 _JAX_STEPS = 16  # steps per call of the compiled program
+# What NumPy, Python and JAX say if code for one state is given many.
+_ONE_STATE = re.compile(
+    "ambiguous|boolean conversion|concrete|only (length-1|size-1|0-dim|integer scalar)|broadcast"
+    "|align|mismatch|shape|out of bounds|to unpack|with a sequence|unhashable type: 'numpy"
+)
 
 
 class FunctionWorld(World):
@@ -111,8 +126,10 @@ class FunctionWorld(World):
         control_high: Upper control bounds; by default the largest candidate action.
         continuous: Whether every control between the bounds is allowed; False if only the
             candidate actions are meaningful, for example whole numbers.
-        feature_names: One name per feature; by default `feature_0`, `feature_1`, ...
-        observation_names: One name per observation; by default `observation_0`, ...
+        feature_names: One name per feature; by default `feature_0`, `feature_1`, ..., or, without
+            `features`, the keys of a state that is a dict with one number per key.
+        observation_names: One name per observation; by default `observation_0`, ..., or, without
+            `observe`, the keys of such a state.
         name: Name stored with every data set; give worlds with different parameters different
             names.
         backend: `"numpy"`, or `"jax"` to compile `step` and `features`, which must then use
@@ -168,7 +185,7 @@ class FunctionWorld(World):
         functions["exogenous"] = exogenous
         for role, fn in functions.items():
             if fn is not None or role in ("step", "initial"):
-                function(role, fn)
+                _check_parameters(role, function(role, fn))
         self._function_names = {role: fn and qualified_name(fn) for role, fn in functions.items()}
         self._initial_fn, self._exogenous_fn = initial, exogenous
         self._run = self._run_numpy if backend == "numpy" else _compiled(self._advance)
@@ -198,9 +215,9 @@ class FunctionWorld(World):
     def reset(self, num: int, rng: np.random.Generator) -> States:
         """Draw `num` initial states."""
         num = whole_number("num", num, least=0, most=MAX_BATCH)
-        states = _stored(self._initial_fn(num, generator("rng", rng)))
+        states = self._variables("initial", self._initial_fn(num, generator("rng", rng)))
         like = {n: np.empty((num, *shape), dtype) for n, (shape, dtype) in self._layout.items()}
-        return _conform("initial", states, like)
+        return _conform("initial", _stored(states), like)
 
     def observe(self, states: States) -> np.ndarray:
         """Observations of the states, `[n, observations]`."""
@@ -297,7 +314,12 @@ class FunctionWorld(World):
         noise = self.sample_noise(num, 1, rng)
         self._noise_width = noise.shape[2]
         _, filled = next(padded_blocks(num, self.block_size))
-        states = take(self.reset(num, rng), filled)
+        start = self.reset(num, rng)
+        for name, values in start.items():
+            if np.isnan(values).any():
+                what = f"{name!r}" if self._is_dict else "the state"
+                raise ValueError(f"initial returned NaN in {what}; allowed: states without NaN")
+        states = take(start, filled)
         controls = self.candidate_actions[filled][:, None]
         try:
             _, features, finite = self._run(states, controls, noise[filled])
@@ -311,9 +333,35 @@ class FunctionWorld(World):
                 f"step or features returned NaN or infinity one step after initial, with candidate "
                 f"actions {actions}; allowed: finite features, and states without NaN"
             )
-        self.feature_names = _names("feature", feature_names, features.shape[2])
-        width = observations.shape[1]
-        self.observation_names = _names("observation", observation_names, width)
+        widths = features.shape[2], observations.shape[1]
+        after, before = self._keys("features"), self._keys("observe")
+        self.feature_names = _names("feature", feature_names, widths[0], after)
+        self.observation_names = _names("observation", observation_names, widths[1], before)
+        if self.feature_names == self.observation_names and bool(after) != bool(before):
+            # Equal names declare that the features are the next observation, which a function of
+            # the user's need not return; only the user may declare it.
+            if feature_names is None:
+                self.feature_names = _names("feature", None, widths[0])
+            elif observation_names is None:
+                self.observation_names = _names("observation", None, widths[1])
+
+    def _keys(self, role: str) -> tuple[str, ...]:
+        """The state's key in each column; none for a user's function or a state without keys."""
+        if self._function_names[role] is not None or not self._is_dict:
+            return ()
+        sizes = {name: math.prod(shape) for name, (shape, _) in self._layout.items()}
+        return tuple(name for name, size in sizes.items() for _ in range(size))
+
+    def _variables(self, source: str, state: State) -> dict[str, Any]:
+        """The variables of a state from a user's function, which must be those of all states."""
+        wanted = f"a dict with keys {[*self._layout]}" if self._is_dict else "an array"
+        if (
+            state is None
+            or isinstance(state, Mapping) != self._is_dict
+            or (self._is_dict and set(state) != set(self._layout))
+        ):
+            raise ValueError(f"{source} must return {wanted}; got {_described(state)}")
+        return _packed(state)
 
     def _shown(self, states: States) -> State:
         """A copy of the states in the form that the user's functions see."""
@@ -331,7 +379,7 @@ class FunctionWorld(World):
         """Step one block; returns next states, features and which rows are finite."""
         xp, rows = action.__array_namespace__(), len(action)
         following = self._call["step"](self._shown(states), action.copy(), exogenous.copy())
-        following = _conform("step", _packed(following), states)
+        following = _conform("step", self._variables("step", following), states)
         features = self._call["features"](
             self._shown(states), action.copy(), exogenous.copy(), self._shown(following)
         )
@@ -389,22 +437,46 @@ def _compiled(advance: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _explained(role: str, fn: Callable[..., Any]) -> Callable[..., Any]:
-    """The function; errors that are typical of functions of one state say what to change."""
+    """The function; its errors name it, and those typical of one state say what to change."""
 
     def call(*arguments: Any) -> Any:
         try:
             return fn(*arguments)
-        except NOT_VECTORISED as error:
-            if role in ("initial", "exogenous"):
-                raise ValueError(f"{role} raised {type(error).__name__}: {error}") from error
-            raise _NotVectorisedError(
-                f"{role} raised {type(error).__name__}: {error}; {VECTORISE}, or pass block_size=1 "
-                "to have it called with one row at a time"
-            ) from error
         except Exception as error:  # a user's function may raise anything
-            raise ValueError(f"{role} raised {type(error).__name__}: {error}") from error
+            problem = f"{role} raised {type(error).__name__}: {error}"
+            if role in ("initial", "exogenous"):
+                raise ValueError(problem) from error
+            if isinstance(error, NOT_VECTORISED) and _ONE_STATE.search(str(error)):
+                raise _NotVectorisedError(
+                    f"{problem}; {VECTORISE}, or pass block_size=1 to have it called with one row "
+                    "at a time"
+                ) from error
+            raise ValueError(f"{problem}; the state is {_described(arguments[0])}") from error
 
     return call
+
+
+def _check_parameters(role: str, fn: Callable[..., Any]) -> None:
+    """Raise if a user's function cannot be called with the arguments of its role."""
+    try:
+        signature = inspect.signature(fn)
+    except (TypeError, ValueError):  # such as some built-in functions
+        return
+    try:
+        signature.bind(*_PARAMETERS[role])
+    except TypeError:
+        raise ValueError(
+            f"{role} is called as {role}({', '.join(_PARAMETERS[role])}); got a function with the "
+            f"parameters ({', '.join(signature.parameters)})"
+        ) from None
+
+
+def _described(state: Any) -> str:
+    """What a user's function returned in place of a state, in words."""
+    if isinstance(state, Mapping):
+        return f"a dict with keys {[*state]}"
+    shape = getattr(state, "shape", None)
+    return shown(state) if shape is None else f"an array of shape {tuple(shape)}"
 
 
 def _flat(state: State) -> Any:
@@ -433,9 +505,7 @@ def _stored(state: State) -> States:
 
 
 def _conform(source: str, state: Mapping[str, Any], like: States) -> States:
-    """A copy of the state, checked to have the names, shapes and dtypes of `like`."""
-    if set(state) != set(like):
-        raise ValueError(f"{source} returned variables {sorted(state)}, expected {sorted(like)}")
+    """A copy of the state, checked to have the shapes and dtypes of `like`."""
     states = {}
     for name, expected in like.items():
         values = _numbers(expected.__array_namespace__(), f"{name!r} from {source}", state[name])
@@ -455,11 +525,25 @@ def _shaped(source: str, values: Any, shape: tuple[int | None, ...]) -> Any:
     fits = len(got) == len(shape) and all(w in (None, g) for w, g in zip(shape, got, strict=True))
     if not fits:
         wanted = ", ".join("any" if length is None else str(length) for length in shape)
-        problem = f"{source} has shape {got}, expected ({wanted})"
+        wanted = f"({wanted},)" if len(shape) == 1 else f"({wanted})"
+        problem = f"{source} has shape {got}, expected {wanted}"
         if got[:1] != shape[:1]:
             raise _NotVectorisedError(f"{problem}; {VECTORISE}")
-        raise ValueError(problem)
+        raise ValueError(f"{problem}{_remedy(got, shape)}")
     return values
+
+
+def _remedy(got: tuple[int, ...], shape: tuple[int | None, ...]) -> str:
+    """What usually leads from one shape to the other, as the end of a message."""
+    if got == (*shape, 1):
+        return "; take its only column, as in x[:, 0]"
+    if len(got) == 1 and len(shape) == 2:
+        return "; put columns side by side with np.column_stack([...])"
+    if got == shape[:-1]:
+        return "; add an axis, as in x[..., None]"
+    if got == shape[:1] * 2:
+        return "; it combines arrays [n] and [n, 1]: take a column, as in action[:, 0]"
+    return ""
 
 
 def _numbers(xp: Any, source: str, values: Any) -> Any:
@@ -499,13 +583,29 @@ def _finite(source: str, values: npt.ArrayLike, min_rows: int) -> np.ndarray:
     return array
 
 
-def _names(kind: str, names: Sequence[str] | None, width: int) -> tuple[str, ...]:
-    """The given names, or numbered ones."""
-    default = [f"{kind}_{i}" for i in range(width)]
-    names = default if names is None else different_texts(f"{kind}_names", names)
+def _names(
+    kind: str, given: Sequence[str] | None, width: int, keys: tuple[str, ...] = ()
+) -> tuple[str, ...]:
+    """The given names; by default the state's keys if each has one column, or numbered ones.
+
+    Args:
+        kind: What is named.
+        given: The names.
+        width: Number of columns.
+        keys: The state's key in each column; none if the columns are not those of a dict.
+    """
+    if given is None:
+        numbered = tuple(f"{kind}_{i}" for i in range(width))
+        return keys if len(set(keys)) == width else numbered
+    names = different_texts(f"{kind}_names", given)
     if len(names) != width:
         raise ValueError(f"{kind}_names has {len(names)} names, but there are {width} {kind}s")
-    return tuple(names)
+    if any(name in keys and name != key for name, key in zip(names, keys, strict=False)):
+        raise ValueError(
+            f"{kind}_names must have the keys of the state in the order in which initial returns "
+            f"them; got {list(names)}, allowed: {list(keys)}, or names that are not keys"
+        )
+    return names
 
 
 def qualified_name(fn: Any) -> str:

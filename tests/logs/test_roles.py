@@ -134,7 +134,7 @@ def test_rows_of_an_episode_stay_together_in_order_of_time():
     [
         (
             {"action": "drgu"},
-            r"unknown column 'drgu'; did you mean \['drug'\]\? available: \['age'",
+            r"missing column 'drgu' in the table; did you mean \['drug'\]\? it has \['age'",
         ),
         ({"outcomes": ["age"]}, "column 'age' is both an observation and an outcome; what follows"),
         ({"observations": ["age", "drug"]}, "'drug' is both an observation and the action; choose"),
@@ -182,7 +182,9 @@ def test_wrong_columns_are_explained(given, message):
 def test_missing_values_are_refused_dropped_or_filled_in():
     given = with_value("age", [3, 5, 6, 8], None)
     with pytest.raises(
-        ValueError, match=r"missing in the table: 'age' in 4 rows \(rows 3, 5, 6 and 1 more\); to"
+        ValueError,
+        match=r"missing in the table: 'age' in 4 rows \(rows 3, 5, 6 and 1 more\); to leave these "
+        "rows out, pass missing='drop'; to fill in observations, pass missing='mean'",
     ):
         make(given)
     dropped = make(given, missing="drop")
@@ -230,8 +232,8 @@ def test_notes_tell_what_became_of_the_table():
     _, notes = logs_from_table(as_table(given), Roles(**roles))
     assert notes == [
         "ignored 3 columns: pain, cost, name",
-        "a reward formula cannot use 'pain score': rename such outcomes with letters, digits and "
-        "underscores only",
+        "in a reward formula, write `pain score` with backquotes, and on the command line put the "
+        "formula in single quotes",
         "dropped 1 row of 40 with missing values",
         "categories (ward: north, south)",
     ]

@@ -185,6 +185,60 @@ def test_defaults_lay_out_the_state_in_the_order_of_initial(backend):
     assert world.sample_noise(3, 4, np.random.default_rng(0)).shape == (3, 4, 0)
 
 
+def bath_world(**changes):
+    """A state that is a dict with one number per key, neither of which sorts first."""
+    arguments = {
+        "step": lambda s, u, e: {"heat": s["heat"] + u[:, 0], "age": s["age"] + 1},
+        "initial": lambda num, rng: {"heat": rng.uniform(10, 20, num), "age": np.zeros(num)},
+        "candidate_actions": [[0.0], [1.0]],
+    }
+    return FunctionWorld(**(arguments | changes))
+
+
+def test_the_keys_of_a_state_name_its_columns():
+    world = bath_world()
+    assert world.feature_names == world.observation_names == ("heat", "age")
+    own = bath_world(features=lambda s, u, e, t: u, observe=lambda s: s["age"][:, None])
+    assert (own.feature_names, own.observation_names) == (("feature_0",), ("observation_0",))
+    wide = bath_world(initial=lambda num, rng: {"heat": np.ones(num), "age": np.zeros((num, 1))})
+    assert (wide.feature_names, wide.observation_names) == (("heat", "age"),) * 2
+    branches = collect(world, states=4, horizon=2, threads=1, seed=0)
+    assert branches.features_are_next_observation
+
+
+def test_default_names_never_declare_that_a_function_returns_the_next_observation():
+    def doubled(s, u, e, t):
+        return 2 * np.column_stack([t["heat"], t["age"]])
+
+    def halved(s):
+        return 0.5 * np.column_stack([s["heat"], s["age"]])
+
+    keys = ["heat", "age"]
+    assert bath_world(features=doubled, feature_names=keys).observation_names[0] == "observation_0"
+    assert bath_world(observe=halved, observation_names=keys).feature_names[0] == "feature_0"
+    declared = bath_world(features=doubled, feature_names=keys, observation_names=keys)
+    assert declared.feature_names == declared.observation_names == ("heat", "age")
+
+
+@pytest.mark.parametrize("kind", ["feature", "observation"])
+def test_names_that_are_keys_must_be_in_the_order_of_the_state(kind):
+    names, fn = f"{kind}_names", {"feature": "features", "observation": "observe"}[kind]
+    message = (
+        rf"{names} must have the keys .* got \['age', 'heat'\], allowed: \['heat', 'age'\], or"
+    )
+    with pytest.raises(ValueError, match=message):
+        bath_world(**{names: ["age", "heat"]})
+    with pytest.raises(ValueError, match="in the order in which initial returns"):
+        bath_world(**{names: ["age", "warmth"]})
+    for allowed in (["heat", "age"], ["heat", "time"], ["warmth", "time"]):
+        assert getattr(bath_world(**{names: allowed}), names) == tuple(allowed)
+
+    def swapped(*transition):
+        return np.column_stack([transition[-1]["age"], transition[-1]["heat"]])
+
+    assert getattr(bath_world(**{names: ["age", "heat"], fn: swapped}), names) == ("age", "heat")
+
+
 def test_bounds_come_from_the_actions_unless_given():
     world = linear_world()
     assert (world.control_low.tolist(), world.control_high.tolist()) == ([-0.5, -1.0], [1.0, 0.5])
@@ -404,16 +458,94 @@ def test_different_worlds_have_different_identities():
             "float64, but initial returned it as int64",
         ),
         ({"step": lambda x, u, e: x[:, :2]}, r"'state' from step has shape \(256, 2\)"),
-        ({"step": lambda x, u, e: {"speed": x}}, r"step returned variables \['speed'\], expected"),
+        (
+            {"step": lambda x, u, e: {"speed": x}},
+            r"step must return an array; got a dict with keys \['speed'\]",
+        ),
+        ({"step": lambda x, u, e: None}, "step must return an array; got None"),
+        (
+            {"step": lambda x, u: x},
+            r"step is called as step\(state, action, exogenous\); .* parameters \(x, u\)$",
+        ),
+        ({"initial": lambda num: np.zeros((num, 3))}, r"initial\(num, rng\); .* \(num\)$"),
+        ({"features": lambda x, u, e: x}, r"features\(state, action, exogenous, next_state\); got"),
+        ({"observe": lambda x, u: x}, r"observe is called as observe\(state\); got"),
+        ({"exogenous": lambda num, rng: 0}, r"exogenous\(num, horizon, rng\); .* \(num, rng\)$"),
+        (
+            {"step": lambda x, u, e: x["speed"]},
+            r"step raised IndexError: .* indices; the state is an array of shape \(256, 3\)$",
+        ),
+        (
+            {"features": lambda x, u, e, y: y + None},
+            r"features raised TypeError: .*; the state is an array of shape \(256, 3\)$",
+        ),
+        (
+            {"initial": lambda num, rng: np.full((num, 3), np.nan)},
+            "initial returned NaN in the state; allowed: states without NaN",
+        ),
         ({"step": lambda x, u, e: x * np.nan}, "NaN or infinity"),
         ({"step": lambda x, u, e: x / u[:, :1]}, r"with candidate actions \[0\]"),
-        ({"features": lambda x, u, e, y: y[:, 0]}, r"features has shape \(256,\)"),
+        (
+            {"features": lambda x, u, e, y: y[:, 0]},
+            r"features has shape \(256,\), expected .* side by side with np.column_stack\(\[",
+        ),
+        (
+            {"exogenous": lambda n, h, rng: np.zeros((n, h))},
+            r"exogenous has shape \(3, 1\), expected \(3, 1, any\); add an axis",
+        ),
         ({"exogenous": lambda n, h, rng: np.zeros((n, 3))}, r"exogenous has shape \(3, 3\)"),
     ],
 )
 def test_mistakes_are_explained(changes, message):
     with pytest.raises(ValueError, match=message):
         linear_world(**changes)
+
+
+@pytest.mark.parametrize("backend", ["numpy", "jax"])
+@pytest.mark.parametrize(
+    ("step", "message"),
+    [
+        (
+            lambda s, u, e: s["heat"],
+            r"step must return a dict with keys \['heat', 'age'\]; got an array of shape \(256,\)",
+        ),
+        (lambda s, u, e: None, r"a dict with keys \['heat', 'age'\]; got None"),
+        (
+            lambda s, u, e: {"heat": s["heat"]},
+            r"keys \['heat', 'age'\]; got a dict with keys \['heat'\]",
+        ),
+        (
+            lambda s, u, e: s[:, 0],
+            r"step raised .*; the state is a dict with keys \['heat', 'age'\]",
+        ),
+        (lambda s, u, e: {**s, "heat": s["cold"]}, r"KeyError: 'cold'; the state is a dict with"),
+        (
+            lambda s, u, e: {**s, "age": s["age"][:, None]},
+            r"'age' from step has shape \(256, 1\), expected \(256,\); .* as in x\[:, 0\]",
+        ),
+        (
+            lambda s, u, e: {**s, "heat": s["heat"] + u},
+            r"'heat' from step has shape \(256, 256\), expected \(256,\); .* as in action\[:, 0\]",
+        ),
+    ],
+)
+def test_mistakes_in_a_state_with_keys_are_explained(step, message, backend):
+    with pytest.raises(ValueError, match=message) as e:
+        bath_world(step=step, backend=backend)
+    assert "np.where" not in str(e.value)
+
+
+def test_initial_is_blamed_for_what_it_returns():
+    with pytest.raises(ValueError, match=r"initial returned NaN in 'age'; allowed"):
+        bath_world(initial=lambda num, rng: {"heat": np.ones(num), "age": np.full(num, np.nan)})
+    kinds = iter([{"heat": np.ones(2), "age": np.ones(2)}, np.ones((2, 2))])
+    with pytest.raises(ValueError, match=r"initial must return a dict with keys .* got an array"):
+        bath_world(initial=lambda num, rng: next(kinds))
+
+
+def unpacking_step(x, u, e):
+    angle, speed, height = x
+    return np.array([angle + speed, speed, height])
 
 
 @pytest.mark.parametrize(
@@ -426,6 +558,10 @@ def test_mistakes_are_explained(changes, message):
         (
             {"step": lambda x, u, e: [max(v, 0.0) for v in x]},
             "use np.where .* or pass block_size=1",
+        ),
+        (
+            {"step": unpacking_step},
+            "step raised ValueError: too many values to unpack .*np.where inst",
         ),
         ({"step": lambda x, u, e: np.zeros(3)}, r"'state' from step has shape \(3,\).*np.where"),
         ({"features": lambda x, u, e, y: [float(y)]}, "features raised TypeError: .*np.where inst"),
