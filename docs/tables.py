@@ -29,7 +29,7 @@ def rows(name):
 def markdown(header, lines):
     """A table in Markdown; columns of numbers are aligned to the right."""
     columns = zip(*lines, strict=True)
-    numbers = (all(re.match(r"[-+−]?\d|$", cell) for cell in column) for column in columns)
+    numbers = (all(re.match(r"[-+−*]*\d|$", cell) for cell in column) for column in columns)
     rule = ["---:" if number else "---" for number in numbers]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (header, rule, *lines))
 
