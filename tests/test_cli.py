@@ -410,6 +410,41 @@ def test_average_effects_of_a_table_in_two_commands(tmp_path, capsys, monkeypatc
     assert "unknown observation 'wrd'; did you mean ['ward'" in capsys.readouterr().err
 
 
+@pytest.mark.filterwarnings("always:no overlap", "always:poor coverage")
+def test_a_lack_of_overlap_is_an_exit_code_and_leaves_nothing_clear(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    wards = rng.choice(["north", "south"], size=300)
+    lines = [
+        f"{w},{rng.normal():.4f},{'yes' if w == 'north' else 'no'},{rng.normal():.4f}"
+        for w in wards
+    ]
+    Path("data.csv").write_text("\n".join(["ward,age,drug,pain", *lines]))
+    roles = ["--action", "drug", "--observations", "ward,age", "--outcomes", "pain"]
+    assert main(["logs", "import", "data.csv", *roles, "--out", "logs"]) == 0
+    capsys.readouterr()
+    assert main(["logs", "effects", "logs", "--by", "ward"]) == 1
+    said = capsys.readouterr()
+    assert said.out.count("[-inf, inf]   no overlap") == 3
+    assert "no overlap: action no never occurs in " in said.err
+    assert "decisions with ward = north" in said.err
+    assert main(["logs", "effects", "logs", "--json"]) == 1
+    [row] = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert (row["sign"], row["effect"], row["high"]) == ("no overlap", None, None)
+    asked = ["query", "logs", "--reward=-pain", "--states", "3"]
+    assert main([*asked, "--out", "ranking.csv"]) == 0
+    said = capsys.readouterr()
+    assert "no overlap: action " in said.err
+    assert "clearly the best in 0 of 3 states" in said.out
+    for row in csv.DictReader(Path("ranking.csv").read_text().splitlines()):
+        other = {"yes": "no", "no": "yes"}[row["best"]]
+        assert row["separable"] == "False"
+        assert [float(row[f"behind_{end}.{other}"]) for end in ("low", "high")] == [-np.inf, np.inf]
+    assert main([*asked, "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert answer["states"][0]["behind"] == [[None, None]]
+
+
 def test_fit_passes_its_settings_on_and_says_what_it_does(tmp_path, capsys):
     collect = ["collect", "cartpole-swingup", "--horizon", "3", "--states", "60"]
     assert main([*collect, "--out", str(tmp_path / "train")]) == 0

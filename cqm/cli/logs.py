@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 import tyro
 
 from cqm.arguments import output_directory
-from cqm.cli.shared import Directory, Json, default, refuse_existing
+from cqm.cli.shared import Directory, Json, as_json, default, refuse_existing
 from cqm.progress import say
 
 File = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")]
@@ -125,6 +125,8 @@ class LogsEffects:
     """Estimate average effects of all actions on all outcomes, with simultaneous intervals.
 
     Example: cqm logs effects logs --by ward
+
+    Returns 0 if all effects are identified, 1 if some lack overlap, 2 if the logs cannot be read.
     """
 
     directory: Directory
@@ -138,7 +140,7 @@ class LogsEffects:
     json: Json = False
 
     def run(self) -> int:
-        """Print the average effects."""
+        """Print the average effects; returns 1 if some of them lack overlap."""
         say(f"Loading {self.directory}")
         from cqm.logs.dataset import Logs
         from cqm.models.residual import ResidualModel
@@ -146,8 +148,8 @@ class LogsEffects:
         logs = Logs.load(self.directory)
         model = ResidualModel(seed=self.seed)
         found = model.average_effect(logs, by=self.by, confidence=self.confidence)
-        print(json.dumps(found.rows(), indent=2) if self.json else found)
-        return 0
+        print(as_json(found.rows()) if self.json else found)
+        return 0 if found.identified.all() else 1
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,7 @@ import numpy as np
 from cqm.arguments import whole_number
 from cqm.branches.dataset import Branches
 from cqm.cli.ranking import answer_row, answers_by_state, write_ranking
-from cqm.cli.shared import Directory, Json, default, refuse_existing, says_what_is_kept
+from cqm.cli.shared import Directory, Json, as_json, default, refuse_existing, says_what_is_kept
 from cqm.display import counted, text_table
 from cqm.names import shortened
 from cqm.progress import say
@@ -221,7 +220,7 @@ class Ask:
             write_ranking(self.out, answers, names, self.id)
         if self.json:
             about = {"query": str(query), "trust": trust, "meaning": meaning, "actions": names}
-            print(json.dumps({**about, "states": answers}, indent=2))
+            print(as_json({**about, "states": answers}))
         elif self.out is not None:
             print(f"{trust}\n{meaning}\nsaved {counted(len(answers), 'state')} in {self.out}")
         else:

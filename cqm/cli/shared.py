@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -42,6 +43,19 @@ def print_report(report: Any, as_json: bool) -> int:
     """Print the report of some checks; returns 1 if one of them failed."""
     print(json.dumps(asdict(report), indent=2) if as_json else report)
     return 0 if report else 1
+
+
+def as_json(value: Any) -> str:
+    """JSON for other programs; numbers that are not finite, which JSON lacks, become null."""
+    return json.dumps(_finite(value), indent=2, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def default(text: str) -> Any:

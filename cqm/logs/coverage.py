@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,17 +12,15 @@ from scipy.optimize import isotonic_regression
 from scipy.special import bdtr
 
 from cqm.display import text_table
+from cqm.logs.overlap import CHANCE, RARE, Values, measure_overlap
 from cqm.regression import fold_numbers, one_thread, ridge
 
 REGIONS = 20  # maximum number of regions
 REGION_SIZE = 100  # minimum number of decisions per region
 PRODUCTS = 300  # maximum number of products of observations; above it, squares only
 SIGNIFICANT = 5.0  # standard errors by which frequencies may differ from known propensities
-RARE = 0.01  # share of the decisions up to which an action is rarely taken
-CHANCE = (
-    0.05  # probability of calling any region of an action rare if its frequency is the same in all
-)
 FEW = 100.0  # effective sample size below which an effect is poorly estimated
+SHOWN_GAPS = 3  # actions that are said to be missing somewhere
 
 
 @dataclass(frozen=True)
@@ -39,19 +37,28 @@ class Coverage:
     regions: np.ndarray  # [regions, actions], frequency of each action within its own regions
     region_sizes: np.ndarray  # [regions], number of decisions
     smallest_propensity: float  # over all decisions and actions
-    effective_sample_sizes: np.ndarray  # [actions], of the decisions weighted by 1/propensity
+    effective_sample_sizes: np.ndarray  # [actions], weighted by 1/propensity; 0 without overlap
     num_decisions: int
     observations_vary: bool
     propensities_known: bool
     action_names: tuple[str, ...]
+    gaps: tuple[str, ...]  # [actions], decisions in which it never occurs, in words; may be empty
     mismatch: str = ""  # where known propensities contradict the actions taken
 
     @property
     def problems(self) -> list[str]:
         """Problems found, with numbers; empty if there are none."""
-        found = []
-        # The region with the smallest share, among those that chance does not explain.
-        shares = np.where(self._rare_by_chance(), np.inf, self.regions)
+        missing = [
+            f"action {name} never occurs in the {gap}"
+            for name, gap in zip(self.action_names, self.gaps, strict=True)
+            if gap
+        ]
+        found = missing[:SHOWN_GAPS]
+        if more := len(missing) - len(found):
+            found.append(f"{more} more actions never occur with some values of a column")
+        # The region with the smallest share, among those that neither chance nor a gap explains.
+        explained = self._rare_by_chance() | np.array([bool(gap) for gap in self.gaps])
+        shares = np.where(explained, np.inf, self.regions)
         region, action = np.unravel_index(shares.argmin(), shares.shape)
         if shares.min() <= RARE:
             found.append(
@@ -111,9 +118,11 @@ class Coverage:
                 "action": name,
                 "frequency": f"{self.frequencies[i]:.1%}",
                 f"range over {len(self.regions)} regions": f"{low[i]:.1%} to {high[i]:.1%}",
-                "effective sample size": f"{self.effective_sample_sizes[i]:.0f}",
+                "effective sample size": f"{size:.0f}" if size else "0 (no overlap)",
             }
-            for i, name in enumerate(self.action_names)
+            for i, (name, size) in enumerate(
+                zip(self.action_names, self.effective_sample_sizes, strict=True)
+            )
         ]
         known = "known" if self.propensities_known else "estimated"
         return "\n".join(
@@ -133,6 +142,7 @@ def measure_coverage(
     actions: np.ndarray,
     action_names: Sequence[str],
     propensities: np.ndarray | None = None,
+    values: Mapping[str, Values] | None = None,
 ) -> Coverage:
     """Measure the coverage of decisions.
 
@@ -141,6 +151,7 @@ def measure_coverage(
         actions: Candidate actions taken, `[n]`.
         action_names: Names of the candidate actions.
         propensities: `[n, actions]`; estimated per region by default.
+        values: Those of columns that have few, by column; see `few_values`.
     """
     taken = (actions[:, None] == np.arange(len(action_names))).astype(float)
     regions = _regions(observations, taken)
@@ -154,6 +165,11 @@ def measure_coverage(
         used = np.take_along_axis(np.stack(pooled, axis=1), regions, axis=0)
     inverse = taken / np.maximum(used, 1e-12)
     effective = inverse.sum(axis=0) ** 2 / np.maximum((inverse**2).sum(axis=0), 1e-12)
+    known = propensities is not None
+    overlap = measure_overlap(taken, action_names, used, values or {}, known=known)
+    # The mean over all decisions is not identified without overlap.
+    effective[overlap.lacking(chance=CHANCE / len(sizes)) > 0] = 0
+    gaps = [overlap.gap(action) for action in range(len(action_names))]
     return Coverage(
         frequencies=taken.mean(axis=0),
         regions=shares,
@@ -162,8 +178,9 @@ def measure_coverage(
         effective_sample_sizes=effective,
         num_decisions=len(actions),
         observations_vary=bool((observations != observations[0]).any()),
-        propensities_known=propensities is not None,
+        propensities_known=known,
         action_names=tuple(action_names),
+        gaps=tuple("" if gap is None else gap.place for gap in gaps),
         mismatch=(
             "" if propensities is None else _mismatch(regions, taken, propensities, action_names)
         ),

@@ -37,6 +37,7 @@ from cqm.columns import Column
 from cqm.display import counted, data_frame, html_facts, named_columns
 from cqm.logs.coverage import Coverage, measure_coverage
 from cqm.logs.files import read_logs, write_logs
+from cqm.logs.overlap import few_values
 from cqm.logs.roles import MissingValues, Roles, logs_from_table
 from cqm.logs.validate import (
     AXES,
@@ -520,7 +521,11 @@ class Logs:
     def coverage(self) -> Coverage:
         """Measure how often each action was taken, and where; see `Coverage`."""
         return measure_coverage(
-            self.observations, self.first_actions, self.action_names, self.propensities
+            self.observations,
+            self.first_actions,
+            self.action_names,
+            self.propensities,
+            few_values(self.observations, self.observation_names, self.columns),
         )
 
     def save(self, directory: str | Path) -> None:

@@ -9,7 +9,8 @@ seen it, and the errors of both enter only as a product. The weights of each act
 Intervals are simultaneous: with the stated confidence, all contrasts between actions, on all
 outcomes and in all subgroups of one table, lie in theirs. They assume that the observations contain
 everything that affected both the action and the outcome, and that decisions (or episodes, if logs
-have groups) are independent.
+have groups) are independent. Where an action is never taken in a part of the decisions, its
+contrasts are not identified, and their intervals are infinite (`cqm.logs.overlap`).
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from numpy.typing import ArrayLike
 from cqm.arguments import instance, number
 from cqm.display import counted, data_frame, html_table, text_table
 from cqm.logs.dataset import Logs
+from cqm.logs.overlap import Overlap, few_values, measure_overlap
 from cqm.models.preprocessing import input_coordinates
 from cqm.models.propensities import (
     estimated_propensities,
@@ -33,13 +35,14 @@ from cqm.models.propensities import (
     taken_actions,
 )
 from cqm.models.regressors import fitted_columns, predictions
-from cqm.names import action_indices, unknown
+from cqm.names import action_indices, shortened, unknown
 from cqm.regression import RandomFourierFeatures, fold_numbers, one_thread, ridge, sums_by
 
 if TYPE_CHECKING:
     from cqm.models.log_estimator import LogEstimator
 
 EVERYWHERE = "all"
+NO_OVERLAP = "no overlap"  # said of the sign of a contrast that is not identified
 _FEWEST = 30  # decisions with an action in a subgroup, below which normal intervals are unreliable
 _LARGEST_WEIGHT = 50.0  # weights of single decisions above which an average is fragile
 _SIMULATIONS = 20_000  # draws for the quantile of the largest deviation
@@ -53,6 +56,7 @@ class AverageEffects:
 
     means: np.ndarray  # [groups, actions, outcomes], mean outcome had all taken the action
     covariances: np.ndarray  # [groups, actions · outcomes, actions · outcomes], of the means
+    identified: np.ndarray  # [groups, actions], whether the action overlaps with the others
     sizes: np.ndarray  # [groups], number of decisions
     groups: tuple[str, ...]
     action_names: tuple[str, ...]
@@ -64,6 +68,8 @@ class AverageEffects:
         self, action: int | str, baseline: int | str, group: str = EVERYWHERE
     ) -> tuple[np.ndarray, np.ndarray]:
         """The average effect of one action relative to another, and its standard error.
+
+        Without overlap, they are NaN and infinite.
 
         Args:
             action: The action, by index or name.
@@ -77,6 +83,8 @@ class AverageEffects:
         if group not in self.groups:
             raise unknown("subgroup", group, self.groups)
         place, num = self.groups.index(group), len(self.outcome_names)
+        if one != other and not self.identified[place, [one, other]].all():
+            return np.full(num, np.nan), np.full(num, np.inf)
         size = len(self.action_names) * num
         difference = np.zeros((num, size))
         difference[range(num), one * num + np.arange(num)] += 1
@@ -90,6 +98,8 @@ class AverageEffects:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Lower and upper ends of the simultaneous intervals, `[outcomes]` each."""
         estimate, error = self.contrast(action, baseline, group)
+        if np.isinf(error).all():
+            return -error, error
         return estimate - self.multiplier * error, estimate + self.multiplier * error
 
     def rows(self) -> list[dict[str, Any]]:
@@ -110,6 +120,7 @@ class AverageEffects:
                         "standard_error": float(error[i]),
                         "low": float(low[i]),
                         "high": float(high[i]),
+                        "sign": _sign(low[i], high[i]),
                     }
                 )
         return rows
@@ -146,9 +157,9 @@ class AverageEffects:
                 | {
                     "outcome": row["outcome"],
                     "action": f"{row['action']} instead of {row['baseline']}",
-                    "average effect": f"{row['effect']:+.4g}",
+                    "average effect": "?" if row["sign"] == NO_OVERLAP else f"{row['effect']:+.4g}",
                     percent: f"[{row['low']:.4g}, {row['high']:.4g}]",
-                    "sign": "uncertain" if row["low"] <= 0 <= row["high"] else "certain",
+                    "sign": row["sign"],
                 }
             )
         return shown
@@ -178,13 +189,23 @@ def average_effects(
     groups = _subgroups(logs, by)
     made = made or cross_fitted(model, logs)
     predicted, taken = made.outcomes, taken_actions(logs)
+    if missing := [logs.action_names[i] for i in np.flatnonzero(~taken.any(axis=0))]:
+        raise ValueError(
+            f"actions [{shortened(missing)}] never occur, so their mean outcomes cannot be "
+            "estimated; leave them out of the candidate actions"
+        )
     weights = taken / made.propensities
-    _warn_about_weights(weights, taken, groups, logs)
+    overlap = overlap_of(logs, made)
+    lacking = {name: overlap.lacking(rows) for name, rows in groups.items()}
+    overlap.warn({_where(name): shares for name, shares in lacking.items()})
+    identified = np.stack(list(lacking.values())) == 0
+    _warn_about_weights(weights, taken, groups, identified, logs)
     errors = weights[..., None] * (logs.outcomes[:, None] - predicted)  # [n, actions, outcomes]
     means, covariances = [], []
     for rows in groups.values():
         # An action's weights in a subgroup are scaled to sum to the number of its decisions.
-        scale = (len(rows) / weights[rows].sum(axis=0))[:, None]
+        totals = weights[rows].sum(axis=0)
+        scale = (len(rows) / np.where(totals > 0, totals, 1))[:, None]
         terms = predicted[rows] + scale * errors[rows]
         mean = terms.mean(axis=0)
         correction = scale * errors[rows].mean(axis=0)
@@ -193,10 +214,11 @@ def average_effects(
         means.append(mean)
         covariances.append(_covariance(own.reshape(len(rows), -1), logs.groups, rows))
     sizes = np.array([len(rows) for rows in groups.values()])
-    multiplier = _multiplier(covariances, logs.num_actions, confidence)
+    multiplier = _multiplier(covariances, identified, confidence)
     return AverageEffects(
         np.stack(means),
         np.stack(covariances),
+        identified,
         sizes,
         tuple(groups),
         logs.action_names,
@@ -253,6 +275,15 @@ def cross_fitted(model: LogEstimator, logs: Logs) -> CrossFitted:
     return CrossFitted(predicted, propensities)
 
 
+def overlap_of(logs: Logs, made: CrossFitted) -> Overlap:
+    """In which decisions of the logs actions are rarely taken."""
+    values = few_values(logs.observations, logs.observation_names, logs.columns)
+    known = logs.propensities is not None
+    return measure_overlap(
+        taken_actions(logs), logs.action_names, made.propensities, values, known=known
+    )
+
+
 def robust_scores(logs: Logs, made: CrossFitted) -> np.ndarray:
     """Unbiased, noisy estimates of all actions' outcomes per decision, `[n, actions, outcomes]`."""
     weights = inverse_propensities(taken_actions(logs), made.propensities)
@@ -286,36 +317,43 @@ def _subgroups(logs: Logs, by: ArrayLike | str | None) -> dict[str, np.ndarray]:
 
 def _labels(logs: Logs, name: str) -> np.ndarray:
     """The values of an observation, or the categories of a column of text, `[n]`."""
-    for column in logs.columns:
-        if column.name == name and column.categories:
-            places = [logs.observation_names.index(own) for own in column.observation_names]
-            codes = logs.observations[:, places] @ np.arange(1, len(column.categories))
-            return np.array(column.categories)[codes.astype(int)]
+    texts = [column.name for column in logs.columns if column.categories]
+    if name in texts:
+        found = few_values(logs.observations, logs.observation_names, logs.columns)[name]
+        return np.array(found.names)[found.codes]
     if name not in logs.observation_names:
-        texts = [column.name for column in logs.columns if column.categories]
         raise unknown("observation", name, [*logs.observation_names, *texts])
     return logs.observations[:, logs.observation_names.index(name)]
 
 
+def _where(group: str) -> str:
+    return "" if group == EVERYWHERE else f" in the subgroup {group}"
+
+
+def _sign(low: float, high: float) -> str:
+    if np.isinf(high):
+        return NO_OVERLAP
+    return "uncertain" if low <= 0 <= high else "certain"
+
+
 def _warn_about_weights(
-    weights: np.ndarray, taken: np.ndarray, groups: dict[str, np.ndarray], logs: Logs
+    weights: np.ndarray,
+    taken: np.ndarray,
+    groups: dict[str, np.ndarray],
+    identified: np.ndarray,
+    logs: Logs,
 ) -> None:
-    """Warn if an average would rest on very few decisions."""
-    for name, rows in groups.items():
-        counts = taken[rows].sum(axis=0)
+    """Warn if an average that is identified would rest on very few decisions."""
+    for (name, rows), known in zip(groups.items(), identified, strict=True):
+        counts = np.where(known, taken[rows].sum(axis=0), np.inf)
         action = int(counts.argmin())
-        where = "" if name == EVERYWHERE else f" in the subgroup {name}"
-        if counts[action] == 0:
-            raise ValueError(
-                f"action {logs.action_names[action]} never occurs{where}, so its mean outcome "
-                "cannot be estimated there"
-            )
         if counts[action] < _FEWEST:
             warnings.warn(
                 f"action {logs.action_names[action]} was taken only {int(counts[action])} times"
-                f"{where}; its intervals may be too short",
+                f"{_where(name)}; its intervals may be too short",
                 stacklevel=4,
             )
+    weights = weights * identified[0]
     row = int(weights.max(axis=1).argmax())
     if weights[row].max() > _LARGEST_WEIGHT:
         warnings.warn(
@@ -334,20 +372,22 @@ def _covariance(influence: np.ndarray, groups: np.ndarray | None, rows: np.ndarr
     return influence.T @ influence / num**2 * units / max(1, units - 1)
 
 
-def _multiplier(covariances: Sequence[np.ndarray], num_actions: int, confidence: float) -> float:
-    """The quantile of the largest deviation, in standard errors, over all contrasts.
+def _multiplier(
+    covariances: Sequence[np.ndarray], identified: np.ndarray, confidence: float
+) -> float:
+    """The quantile of the largest deviation, in standard errors, over all identified contrasts.
 
     Subgroups are simulated independently of each other, which makes the intervals slightly longer
     than needed if they overlap.
     """
     rng = np.random.default_rng(0)
     largest = np.zeros(_SIMULATIONS)
-    for covariance in covariances:
+    for covariance, known_actions in zip(covariances, identified, strict=True):
         values, axes = np.linalg.eigh(covariance)
         root = axes * np.sqrt(np.maximum(values, 0))
         drawn = rng.standard_normal((_SIMULATIONS, len(root))) @ root.T
-        drawn = drawn.reshape(_SIMULATIONS, num_actions, -1)
-        for one, other in itertools.combinations(range(num_actions), 2):
+        drawn = drawn.reshape(_SIMULATIONS, len(known_actions), -1)
+        for one, other in itertools.combinations(np.flatnonzero(known_actions), 2):
             difference = drawn[:, one] - drawn[:, other]
             spread = difference.std(axis=0)
             known = spread > 0

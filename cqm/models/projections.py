@@ -6,7 +6,8 @@ observations, does have one. It is estimated by least squares from doubly robust
 unbiased, noisy estimates of the effects in the state of each decision (Semenova and Chernozhukov
 2021), and its covariance is that of sums over independent groups of decisions.
 
-Where the true effects bend, the projection differs from them, and so may the interval.
+Where the true effects bend, the projection differs from them, and so may the interval. Intervals of
+an action that is never taken in a part of the decisions are infinite (`cqm.logs.overlap`).
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from cqm.arguments import choice, instance, number
 from cqm.decisions import NOTE_WIDTH, SHOWN_STATES, meaning_of_best
 from cqm.display import counted, data_frame, html_table, text_table
 from cqm.logs.dataset import Logs
-from cqm.models.averages import CrossFitted, cross_fitted, robust_scores
+from cqm.models.averages import CrossFitted, cross_fitted, overlap_of, robust_scores
 from cqm.models.preprocessing import input_coordinates
-from cqm.names import Action, action_indices
+from cqm.names import Action, action_indices, shortened
 from cqm.observations import as_observations
 from cqm.queries import Query
 from cqm.quotient import center
@@ -56,6 +57,7 @@ class ProjectedEffects:
     weights: np.ndarray  # [functions, actions, outcomes]
     solver: np.ndarray  # [n, functions], influence of each decision's score on the weights
     errors: np.ndarray  # [n, actions, outcomes], of the fit to the scores
+    identified: np.ndarray  # [functions, actions], whether the action overlaps where it is not 0
     logs: Logs
 
     def effect(self, observations: ArrayLike) -> np.ndarray:
@@ -146,6 +148,9 @@ class ProjectedEffects:
         recipe, error = self.logs.recipe, 0.0 if query.error is None else query.error.supremum
         nonlinear = bounds.reward_projection_error(error, recipe.discount, recipe.horizon)
         reach = multiplier * np.sqrt(np.maximum(variances, 0)) + float(nonlinear)
+        lacking = (values != 0) @ ~self.identified  # [n, actions]
+        other = ~np.eye(num_actions, dtype=bool)
+        reach[(lacking[:, :, None] | lacking[:, None]) & other] = np.inf
         return advantages[:, :, None] - advantages[:, None], reach
 
     def _observations(self, given: ArrayLike) -> np.ndarray:
@@ -274,7 +279,19 @@ def projected_effects(
             f"per function; got {units} for {values.shape[1]} functions; use fewer observations, "
             "or ask for average effects"
         )
-    scores = robust_scores(logs, made or cross_fitted(model, logs))
+    made = made or cross_fitted(model, logs)
+    overlap = overlap_of(logs, made)
+    # A line through all decisions needs overlap in all of them, the effect in a cell only there.
+    lacking = np.zeros((values.shape[1], logs.num_actions))
+    if basis == "linear":
+        lacking[0] = overlap.lacking()
+        overlap.warn({"": lacking[0]})
+    else:
+        cells = [np.flatnonzero(column) for column in values.T]
+        lacking[:] = [overlap.lacking(rows) for rows in cells]
+        names = [_place(logs, rows[0]) for rows in cells]
+        overlap.warn(dict(zip(names, lacking, strict=True)))
+    scores = robust_scores(logs, made)
     flat = scores.reshape(len(logs), -1)
     solver = np.linalg.pinv(values)  # [functions, n]
     fitted = solver @ flat
@@ -282,8 +299,20 @@ def projected_effects(
     errors = (flat - values @ fitted) / np.maximum(1 - leverage, 0.5)[:, None]
     shape = (-1, *scores.shape[1:])
     return ProjectedEffects(
-        basis, functions_fn, fitted.reshape(shape), solver.T, errors.reshape(shape), logs
+        basis,
+        functions_fn,
+        fitted.reshape(shape),
+        solver.T,
+        errors.reshape(shape),
+        lacking == 0,
+        logs,
     )
+
+
+def _place(logs: Logs, row: int) -> str:
+    """The observation of a decision, in words."""
+    pairs = zip(logs.observation_names, logs.observations[row], strict=True)
+    return f" with {shortened([f'{name} = {value:g}' for name, value in pairs])}"
 
 
 def _functions(basis: Basis, observations: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:

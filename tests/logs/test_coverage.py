@@ -127,6 +127,27 @@ def test_whatever_is_shown_as_small_is_reported_and_chance_is_not():
     assert alarms <= 4
 
 
+def test_the_column_and_value_without_an_action_are_named():
+    rng = np.random.default_rng(0)
+    ward = rng.choice(["east", "north", "west"], size=1000)
+    arm = np.where(ward == "east", "a", rng.choice(["a", "b"], size=1000))
+    table = {"ward": ward, "age": rng.normal(size=1000), "arm": arm, "y": rng.normal(size=1000)}
+    logs = Logs.from_frame(table, observations=["ward", "age"], action="arm", outcomes=["y"])
+    coverage, num = logs.coverage(), (ward == "east").sum()
+    assert coverage.problems[0] == f"action b never occurs in the {num} decisions with ward = east"
+    assert "in region" not in " ".join(coverage.problems)
+    assert coverage.effective_sample_sizes[0] > 500
+    assert coverage.effective_sample_sizes[1] == 0
+    assert str(coverage).splitlines()[3].endswith("0 (no overlap)")
+    assert coverage.to_json()["gaps"] == ("", f"{num} decisions with ward = east")
+
+
+def test_the_effective_sample_size_shows_a_lack_of_overlap():
+    given = arrays(num=2000)
+    given["actions"][:, 0] = given["observations"][:, 0] > 0
+    assert Logs.from_arrays(**given).coverage().effective_sample_sizes.tolist() == [0, 0]
+
+
 def test_an_action_that_is_rare_everywhere_is_reported():
     actions = (np.arange(40_000) % 125 == 0).astype(int)
     states = np.random.default_rng(0).normal(size=(40_000, 2))

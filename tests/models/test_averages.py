@@ -70,10 +70,13 @@ def test_contrasts_and_intervals_fit_together(found):
 
 def test_one_contrast_needs_no_longer_interval_than_a_normal_one():
     covariance = np.diag([1.0, 4.0])
-    single = averages._multiplier([covariance], 2, 0.95)
+    single = averages._multiplier([covariance], np.ones((1, 2), bool), 0.95)
     assert single == pytest.approx(1.96, abs=0.03)
-    several = averages._multiplier([covariance] * 3, 2, 0.95)  # 0.95 ** (1 / 3) of a normal one
+    known = np.ones((3, 2), bool)
+    several = averages._multiplier([covariance] * 3, known, 0.95)  # 0.95 ** (1 / 3) of a normal one
     assert several == pytest.approx(2.39, abs=0.03)
+    known[1:, 0] = False  # a single contrast is left
+    assert averages._multiplier([covariance] * 3, known, 0.95) == pytest.approx(1.96, abs=0.03)
 
 
 def test_decisions_of_an_episode_count_as_one():
@@ -143,11 +146,86 @@ def test_subgroups_are_checked(by, message):
         cqm.ResidualModel().average_effect(confounded(300), by=by)
 
 
-def test_an_action_that_is_missing_in_a_subgroup_is_named():
+def test_an_action_that_is_missing_in_a_subgroup_has_no_overlap_there():
     logs = confounded(300)
     by = np.where(logs.first_actions == 1, "all treated", "others")
-    with pytest.raises(ValueError, match="action leave never occurs in the subgroup all treated"):
-        cqm.ResidualModel(members=1).average_effect(logs, by=by)
+    by[:100] = "both"
+    with pytest.warns(UserWarning, match="action leave .* 100% of .* in the subgroup all treated"):
+        answer = cqm.ResidualModel(members=1).average_effect(logs, by=by)
+    signs = dict(zip(answer.groups, [row["sign"] for row in answer.rows()], strict=True))
+    assert signs.pop("all treated") == signs.pop("others") == "no overlap"
+    assert set(signs.values()) <= {"certain", "uncertain"}
+
+
+def test_an_action_that_never_occurs_is_named():
+    logs = confounded(300)
+    only = logs[np.flatnonzero(logs.first_actions == 1)]
+    with pytest.raises(ValueError, match=r"actions \[leave\] never occur, so their mean outcomes"):
+        average_effects(
+            cqm.ResidualModel(members=1),
+            only,
+            made=averages.CrossFitted(np.zeros((len(only), 2, 1)), only.propensities),
+        )
+
+
+@pytest.mark.parametrize("num", [300, 2000])
+@pytest.mark.parametrize("rule", ["ward", "severity"])
+def test_an_effect_without_overlap_is_not_estimated(num, rule):
+    answer = not_identified(wards(num, rule=rule))
+    assert not answer.identified.any()
+    assert {row["sign"] for row in answer.rows()} == {"no overlap"}
+    effect, error = answer.contrast("b", "a")
+    assert np.isnan(effect).all()
+    assert np.isposinf(error).all()
+    low, high = answer.interval("b", "a")
+    assert (low[0], high[0]) == (-np.inf, np.inf)
+    assert answer.contrast("a", "a")[1] == 0
+    assert str(answer).count("[-inf, inf]   no overlap") == 3
+    assert answer.to_pandas()["sign"].tolist() == ["no overlap"] * 3
+
+
+def test_the_warning_says_which_action_is_missing_where():
+    with pytest.warns(UserWarning, match="no overlap") as told:
+        cqm.ResidualModel(members=1, folds=2).average_effect(wards(300, rule="ward"))
+    message = str(told[0].message)
+    assert "action a never occurs in 210 decisions with ward = north, west (70% of all)" in message
+    assert message.endswith("drop those decisions, or compare only actions that overlap")
+
+
+def test_actions_that_overlap_can_still_be_compared():
+    logs = wards(1200, rule="only c")
+    answer = not_identified(logs)
+    assert answer.identified.tolist() == [[True, True, False]]
+    signs = {(row["action"], row["baseline"]): row["sign"] for row in answer.rows()}
+    assert signs["b", "a"] in ("certain", "uncertain")
+    assert signs["c", "a"] == signs["c", "b"] == "no overlap"
+    assert answer.multiplier == pytest.approx(1.96, abs=0.03)  # of a single contrast
+
+
+def wards(num, *, rule, seed=0):
+    """Three arms without effect; the arm is decided by the ward or by the severity."""
+    rng = np.random.default_rng(seed)
+    ward, age, severity = rng.integers(3, size=num), rng.normal(60, 12, num), rng.normal(size=num)
+    arm = {
+        "ward": ward,
+        "severity": np.digitize(severity, [-0.5, 0.5]),
+        "only c": np.where(ward == 2, rng.integers(3, size=num), rng.integers(2, size=num)),
+    }[rule]
+    table = {
+        "ward": np.array(["east", "north", "west"])[ward],
+        "age": age,
+        "severity": severity,
+        "arm": np.array(["a", "b", "c"])[arm],
+        "relief": 0.05 * age + 0.5 * severity + rng.normal(size=num),
+    }
+    return cqm.Logs.from_frame(
+        table, observations=["ward", "age", "severity"], action="arm", outcomes=["relief"]
+    )
+
+
+def not_identified(logs):
+    with pytest.warns(UserWarning, match="no overlap: action"):
+        return cqm.ResidualModel(members=1, folds=2).average_effect(logs)
 
 
 def test_few_decisions_with_an_action_are_told():

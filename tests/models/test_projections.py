@@ -109,6 +109,40 @@ def test_the_choice_may_be_that_of_another_model():
     assert verdict.regret_bound[0] > 3
 
 
+def ruled(num=600):
+    """Drug and placebo, of which only the placebo is given in the first of three wards."""
+    rng = np.random.default_rng(0)
+    ward = rng.integers(3, size=num)
+    action = np.where(ward == 0, 0, rng.integers(2, size=num))
+    return cqm.Logs.from_arrays(
+        ward[:, None],
+        action,
+        rng.normal(size=(num, 1, 2)) + 5.0 * action[:, None, None],
+        discount=1.0,
+        action_names=["placebo", "drug"],
+        observation_names=["ward"],
+    )
+
+
+def test_nothing_is_clear_without_overlap():
+    with pytest.warns(UserWarning, match="action drug never occurs in .* with ward = 0"):
+        projected = quick().projected_effect(ruled())
+    verdict = projected.certify([[0.0], [1.0]], RELIEF)
+    assert verdict.separable.tolist() == [False, False]
+    assert np.isposinf(verdict.regret_bound).all()
+    np.testing.assert_array_equal(verdict.behind[range(2), verdict.action], np.zeros((2, 2)))
+    assert [row["answer"] for row in verdict.rows()] == ["cannot tell"] * 2
+    low, high = projected.effect_interval([[1.0]], RELIEF, action="drug", baseline="placebo")
+    assert (low[0], high[0]) == (-np.inf, np.inf)
+
+
+def test_a_cell_needs_overlap_only_in_itself():
+    with pytest.warns(UserWarning, match="action drug .* of the decisions with ward = 0"):
+        projected = quick().projected_effect(ruled(), basis="cells")
+    verdict = projected.certify([[0.0], [1.0], [2.0]], RELIEF)
+    assert verdict.separable.tolist() == [False, True, True]
+
+
 def test_mistakes_are_explained():
     with pytest.raises(ValueError, match="at least 20 independent decisions per function; got 30"):
         quick().projected_effect(clinic(30, 0))
