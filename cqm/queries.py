@@ -171,7 +171,7 @@ class Query:
             text: The formula, such as `"0.5*height - 0.1*abs(velocity_rootx)"`. It may contain
                 numbers, feature names, parentheses, `+ - * / **`, comparisons (which give 1 or 0),
                 abs, sqrt, exp, log, sin, cos, tanh, minimum, maximum, clip and where. Exponents
-                must be numbers. A name with spaces or signs is written in backquotes.
+                must be numbers. A name with spaces or punctuation is written in backquotes.
             features: The world. If the formula is linear or `events` are given, it can also be any
                 object with feature names, or the names themselves.
             events: Steps to fit the projection on, given by their native features
