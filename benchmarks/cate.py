@@ -196,10 +196,10 @@ _simple = partial(
     Problem, group="least squares", sizes=(500, 2_000, 8_000), methods=(*OURS, LEAST_SQUARES)
 )
 PROBLEMS = {
-    **{f"Nie–Wager {own}": Problem(partial(nie_wager, own), "published") for own in "ABCD"},
-    "six actions": Problem(many_arms, "published"),
-    "three outcomes": Problem(partial(linear, outputs=3), "published"),
-    "eight outcomes": Problem(few_directions, "published"),
+    **{f"Nie–Wager {own}": Problem(partial(nie_wager, own), "named") for own in "ABCD"},
+    "six actions": Problem(many_arms, "named"),
+    "three outcomes": Problem(partial(linear, outputs=3), "named"),
+    "eight outcomes": Problem(few_directions, "named"),
     "linear": _simple(linear),
     "linear, bent baseline": _simple(partial(linear, bend=2.0)),
     "finite": _simple(finite),
@@ -219,6 +219,7 @@ def main(settings: Settings) -> None:
         raise SystemExit(f"unknown problems {unknown}; available: {sorted(PROBLEMS)}")
     kept = settings.out.with_name(f"{settings.out.stem}-replications.csv")
     done = read_csv(kept)
+    done = [row for row in done if row["seed"] == str(settings.seed)]
     finished = {tuple(row[name] for name in ("problem", "n", "replication")) for row in done}
     missing = [key for key in _jobs(settings) if tuple(map(str, key)) not in finished]
     print(f"{len(finished)} replications done, {len(missing)} to run", flush=True)
@@ -257,7 +258,7 @@ def _measure(peer: Path, seed: int, key: tuple[str, int, int]) -> dict[str, str]
         predicted[LEAST_SQUARES] = _least_squares(train, test)
     else:
         predicted |= _theirs(peer, train, test)
-    row = {"problem": name, "n": str(num), "replication": str(replication)}
+    row = {"problem": name, "n": str(num), "replication": str(replication), "seed": str(seed)}
     row["effect size"] = f"{np.sqrt(np.mean(test.effects**2)):.5g}"
     for method in problem.methods:
         error = np.sqrt(np.mean((center(predicted[method]) - test.effects) ** 2))

@@ -27,10 +27,10 @@ BOOSTING = {"n_estimators": 100, "max_depth": 3, "subsample": 0.7, "random_state
 class Shared:
     """A model that is fitted once to the same rows."""
 
-    def fit(self, x, y, **settings):
+    def fit(self, x, y):
         key = (type(self), x.tobytes(), np.ravel(y).tobytes())
         if key not in FITTED:
-            FITTED[key] = vars(super().fit(x, np.ravel(y), **settings))
+            FITTED[key] = dict(vars(super().fit(x, np.ravel(y))))
         vars(self).update(FITTED[key])
         return self
 

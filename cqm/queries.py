@@ -386,7 +386,8 @@ def _readable(text: str, names: Sequence[str]) -> tuple[str, dict[int, str]]:
     # Keywords, and letters that Python replaces by similar ones, such as the sign for micro.
     words = [name for name in names if name.isidentifier()]
     words = [n for n in words if keyword.iskeyword(n) or unicodedata.normalize("NFKC", n) != n]
-    return re.sub("|".join([_QUOTED, *(rf"\b{word}\b" for word in words)]), hide, text), hidden
+    patterns = [_QUOTED, *(rf"(?<!\w){word}(?!\w)" for word in words)]  # accents may end words
+    return re.sub("|".join(patterns), hide, text), hidden
 
 
 def _place(text: str, error: SyntaxError) -> str:

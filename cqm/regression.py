@@ -6,6 +6,7 @@ fitted that row's noise.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +23,10 @@ _SMALLEST_SCALE = 1e-4  # scale of a direction in which the function does not va
 _SCALES = (1.0, 2.0, 4.0)  # frequencies, in radians over the overall spread of the inputs
 
 
+_limits: list[threadpool_limits] = []  # in force while anyone needs them
+_num_inside, _lock = 0, threading.Lock()
+
+
 @contextmanager
 def one_thread() -> Iterator[None]:
     """Linear algebra on one thread, so that results do not depend on the number of cores.
@@ -29,8 +34,19 @@ def one_thread() -> Iterator[None]:
     Sums in another order change the last digits and with them the signs of eigenvectors, on which
     random Fourier features depend. Matrices are small, so more threads mostly wait for each other.
     """
-    with threadpool_limits(1, user_api="blas"):
+    global _num_inside
+    # The limit is that of the process: the first to enter sets it, and the last to leave lifts it.
+    with _lock:
+        if _num_inside == 0:
+            _limits.append(threadpool_limits(1, user_api="blas"))
+        _num_inside += 1
+    try:
         yield
+    finally:
+        with _lock:
+            _num_inside -= 1
+            if _num_inside == 0:
+                _limits.pop().restore_original_limits()
 
 
 @dataclass(frozen=True)

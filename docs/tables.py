@@ -200,8 +200,8 @@ def cate():
     """Errors of effects from logs, next to EconML and plain learners, and mean ranks."""
     methods = ["cqm", "LinearDML", "CausalForestDML", "DRLearner"]
     methods += ["T-OLS", "T-boosting", "S-OLS", "S-boosting"]
-    found, lines = _errors("published") + _errors("random"), []
-    ranks = {"published": [], "random": []}
+    found, lines = _errors("named") + _errors("random"), []
+    ranks = {"named": [], "random": []}
     for row in found:
         errors = np.array([float(row[name]) for name in methods])
         ranks[row["group"]].append(1 + errors.argsort().argsort())
@@ -210,7 +210,7 @@ def cate():
         lines.append([row["problem"], row["n"], row["replications"], *cells, ratio])
     for group, own in ranks.items():
         means = [f"{rank:.1f}" for rank in np.mean(own, axis=0)]
-        title = "mean rank" if group == "published" else "mean rank, random generators"
+        title = f"mean rank, {group} generators"
         lines.append([title, "", "", *means, ""])
     return markdown(["problem", "rows", "sets", *methods, "cqm / best"], lines)
 

@@ -403,6 +403,11 @@ def test_keywords_and_replaced_letters_need_no_backquotes():
     assert query.weights.tolist() == [1.0, -2.0, 3.0, -0.25]
 
 
+def test_letters_with_separate_accents_need_no_backquotes():
+    name = "e\N{COMBINING ACUTE ACCENT}"
+    assert Query.formula(f"2*{name} - x", [name, "x"]).weights.tolist() == [2.0, -1.0]
+
+
 def test_quoted_names_may_stand_in_functions():
     sample = events()[:, :1]
     query = quietly(lambda: Query.formula("abs(`a b`)", ["a b"], events=sample))

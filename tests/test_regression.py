@@ -1,5 +1,7 @@
 """Regressions in closed form, against what they must find."""
 
+import threading
+
 import numpy as np
 import pytest
 from threadpoolctl import threadpool_info, threadpool_limits
@@ -139,3 +141,22 @@ def test_one_thread_lasts_as_long_as_its_block():
         with one_thread():
             assert blas_threads() == {1}
         assert blas_threads() == {2}
+
+
+def test_one_thread_lasts_until_the_last_of_several_has_left():
+    entered, leave = threading.Event(), threading.Event()
+
+    def other():
+        with one_thread():
+            entered.set()
+            leave.wait(10)
+
+    before = blas_threads()
+    thread = threading.Thread(target=other)
+    thread.start()
+    assert entered.wait(10)
+    with one_thread():
+        leave.set()
+        thread.join()
+        assert blas_threads() == {1}
+    assert blas_threads() == before

@@ -11,7 +11,7 @@ import numpy as np
 from scipy.optimize import isotonic_regression
 from scipy.special import bdtr
 
-from cqm.display import text_table
+from cqm.display import counted, text_table
 from cqm.logs.overlap import CHANCE, RARE, Values, measure_overlap
 from cqm.regression import fold_numbers, one_thread, ridge
 
@@ -55,7 +55,7 @@ class Coverage:
         ]
         found = missing[:SHOWN_GAPS]
         if more := len(missing) - len(found):
-            found.append(f"{more} more actions never occur with some values of a column")
+            found.append(f"{counted(more, 'more action')} missing with some values of a column")
         # The region with the smallest share, among those that neither chance nor a gap explains.
         explained = self._rare_by_chance() | np.array([bool(gap) for gap in self.gaps])
         shares = np.where(explained, np.inf, self.regions)

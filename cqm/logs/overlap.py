@@ -23,6 +23,7 @@ CHANCE = 0.05  # probability of calling an action rare anywhere if its frequency
 TOLERATED = 0.05  # share of the decisions in which an action may be rarely taken
 SELDOM = 0.05  # frequency that counts must rule out where estimated propensities are small
 ENOUGH = 30  # decisions with an action that show its mean outcome, however rarely it is taken
+ENOUGH_KNOWN = 5  # the same if the propensities are known, so that small ones can be trusted
 _MOST_VALUES = 100  # different values of a column that is searched for gaps
 _GLANCE = 1000  # rows in which most other columns have more
 _MOST_REASONS = 3  # in one warning
@@ -52,6 +53,7 @@ class Overlap:
     rare: np.ndarray  # [n, actions], whether the propensity is 0.01 or less
     taken: np.ndarray  # [n, actions], indicators of the actions taken
     usual: np.ndarray  # [actions], frequency with which an action that overlaps would be taken
+    enough: int  # times that an action must have been taken where it is rare
     gaps: tuple[Gap, ...]  # largest first
     action_names: tuple[str, ...]
 
@@ -70,7 +72,7 @@ class Overlap:
         rare, taken = self.rare[rows], self.taken[rows]
         counts = (rare * taken).sum(axis=0)
         usual = bdtr(counts, rare.sum(axis=0), self.usual) > chance / len(counts)
-        lacking = rare & ~(usual | (counts >= ENOUGH))
+        lacking = rare & ~(usual | (counts >= self.enough))
         for gap in self.gaps:
             lacking[:, gap.action] |= gap.rows[rows]
         shares = lacking.mean(axis=0)
@@ -137,6 +139,7 @@ def measure_overlap(
         propensities <= RARE,
         taken,
         frequencies if known else np.minimum(frequencies, SELDOM),
+        ENOUGH_KNOWN if known else ENOUGH,
         _gaps(taken, expected, values),
         tuple(action_names),
     )

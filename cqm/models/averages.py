@@ -165,6 +165,7 @@ class AverageEffects:
         return shown
 
 
+@one_thread()
 def average_effects(
     model: LogEstimator,
     logs: Logs,

@@ -32,7 +32,7 @@ from cqm.names import Action, action_indices, shortened
 from cqm.observations import as_observations
 from cqm.queries import Query
 from cqm.quotient import center
-from cqm.regression import Table, sums_by
+from cqm.regression import Table, one_thread, sums_by
 
 if TYPE_CHECKING:
     from cqm.models.log_estimator import LogEstimator
@@ -254,6 +254,7 @@ class LogVerdict:
         return self.behind[other].reshape(len(self.action), -1, 2)
 
 
+@one_thread()
 def projected_effects(
     model: LogEstimator, logs: Logs, *, basis: Basis = "linear", made: CrossFitted | None = None
 ) -> ProjectedEffects:

@@ -600,7 +600,8 @@ def _names(
     names = different_texts(f"{kind}_names", given)
     if len(names) != width:
         raise ValueError(f"{kind}_names has {len(names)} names, but there are {width} {kind}s")
-    if any(name in keys and name != key for name, key in zip(names, keys, strict=False)):
+    different = len(set(keys)) == len(keys)  # a key with several columns names none of them
+    if different and any(n in keys and n != key for n, key in zip(names, keys, strict=False)):
         raise ValueError(
             f"{kind}_names must have the keys of the state in the order in which initial returns "
             f"them; got {list(names)}, allowed: {list(keys)}, or names that are not keys"

@@ -48,6 +48,14 @@ def test_an_action_that_is_equally_rare_everywhere_overlaps():
         assert measured(actions, np.full(2000, 0.01), known=known).lacking().tolist() == [0, 0]
 
 
+def test_rare_actions_of_known_probability_overlap_if_they_were_taken_at_all():
+    """Known propensities can be trusted, as in logs of a policy that seldom explores."""
+    propensities = np.where(np.arange(2000) < 1000, 0.01, 0.5)
+    actions = np.where(np.arange(2000) < 1000, np.arange(2000) % 100 == 0, np.arange(2000) % 2)
+    assert measured(actions, propensities).lacking().tolist() == [0, 0]
+    assert measured(actions, propensities, known=False).lacking().tolist() == [0, 0.5]
+
+
 def test_small_estimates_that_the_counts_contradict_are_no_evidence():
     propensities = np.where(np.arange(1000) < 100, 0.005, 0.5)
     actions = np.arange(1000) % 2
