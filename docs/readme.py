@@ -126,8 +126,8 @@ def table():
         f"Means over {len(run.seeds)} seeds ({seeds[0]} to {seeds[-1]} for the rivals). A random "
         f"choice scores {', '.join(chances)} and {last}. The best rival is the best of "
         f"{len({name.partition('+')[0] for name in rivals})} methods that predict futures or "
-        f"values instead of effects: {_places(best)}. A star marks a domain in which that method's input is "
-        "preprocessed like ours."
+        f"values instead of effects: {_places(best)}. A star marks a domain in which that "
+        "method's input is preprocessed like ours."
     )
     lines = (f"| {' | '.join(row)} |" for row in rows)
     return "\n".join([*lines, "", textwrap.fill(notes, 120)])
