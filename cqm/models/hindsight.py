@@ -5,6 +5,10 @@ If first actions are drawn from μ, the density ratio of an event z is p_μ(a | 
 over the discounted events that follow a state, estimate the effect κ(s, a) centred at μ; the
 discounts sum to m_H, the total mass of the measure. The estimates are distilled into a model of the
 state. Centring its effects again gives the effects for any other reference.
+
+The ratio of an imperfect classifier is biased. The exact ratio is the conditional mean of
+1{A = a}/μ(a | s) − 1 given state and event, so the difference between the two, times the features,
+has mean zero in every state if the ratio is exact; regressed on the state, it estimates the bias.
 """
 
 from __future__ import annotations
@@ -28,6 +32,7 @@ from cqm.models.log_estimator import MEMBERS, WIDTH, LogEstimator, check_cells
 from cqm.models.network import Classifier
 from cqm.models.predictors import FourierPredictor, Predictor, TablePredictor
 from cqm.models.preprocessing import Coordinates
+from cqm.models.propensities import inverse_propensities, taken_actions
 from cqm.models.training import Training, check_network_size, expected_seconds, train
 from cqm.observations import as_observations
 from cqm.quotient import Reference, center
@@ -60,6 +65,8 @@ class HindsightModel(LogEstimator):
             observations and events.
         baseline: Subtract the part of the features that the state explains. The exact density
             ratio has mean zero in every state, so this changes only the noise of the estimate.
+        corrected: Estimate the bias that an imperfect classifier causes and remove it; False for the
+            paper's estimator. It makes no difference to `tabular`, whose ratios are exact.
         width: Width of the hidden layers of `network`; 256 by default.
         members: Number of sets of random Fourier features to average; eight by default.
         folds: Number of folds; the ratio of a trajectory comes from a classifier trained on the
@@ -86,6 +93,7 @@ class HindsightModel(LogEstimator):
         *,
         method: Literal["network", "tabular"] = "network",
         baseline: bool = True,
+        corrected: bool = True,
         width: int | None = None,
         members: int | None = None,
         folds: int = 2,
@@ -97,6 +105,7 @@ class HindsightModel(LogEstimator):
     ):
         self.method = method
         self.baseline = baseline
+        self.corrected = corrected
         self.width = width
         self.members = members
         self.folds = folds
@@ -122,10 +131,10 @@ class HindsightModel(LogEstimator):
 
         The integral ∫ r h dM̄ of the reward r times the density ratio h is estimated from the logged
         events, which are samples from the reference measure M̄, and distilled into a function of
-        the state. This needs the ratios of
-        those events, which a fitted model holds in memory but does not save. With weighting, events
-        are distinguished only along directions in which actions change the mean; to see effects on
-        the spread along other directions, use `weighting=False`.
+        the state. This needs the ratios of those events, which a fitted model holds in memory but
+        does not save. With `weighting`, the classifier distinguishes events only along directions
+        in which actions change the mean; effects on the spread along the others are left to the
+        correction.
 
         Args:
             observations: `[n, observations]`, or `[observations]` for one state.
@@ -151,11 +160,11 @@ class HindsightModel(LogEstimator):
                 f"features of shape {self._events.shape}; got shape {rewards.shape} with "
                 f"{np.size(rewards) - np.isfinite(rewards).sum()} not finite"
             )
-        if self._kept < len(self.feature_names):
+        if self._kept < len(self.feature_names) and not self.corrected:
             warnings.warn(
                 f"events are distinguished along {self._kept} of {len(self.feature_names)} "
                 "directions, those in which actions change the mean; effects on the spread along "
-                "the others are visible only with weighting=False",
+                "the others are visible only with corrected=True or weighting=False",
                 stacklevel=2,
             )
         predictor = self._distil_fn(rewards[..., None])
@@ -206,13 +215,17 @@ class HindsightModel(LogEstimator):
         flat = ratio.reshape(len(logs), -1)
         ratio = ratio - ridge(regressors, flat, folds).predictions.reshape(ratio.shape)
         discounts = logs.recipe.discounts
+        parts = [ratio]
+        if self.corrected:
+            weights = inverse_propensities(taken_actions(logs), propensities)
+            parts.append(weights[:, None] - 1 - ratio)
 
         def distil(values: np.ndarray, basis: np.ndarray | None = None) -> FourierPredictor:
             if self.baseline:
                 flat = values.reshape(len(values), -1)
                 values = values - ridge(regressors, flat, folds).predictions.reshape(values.shape)
-            targets = np.einsum("k,nka,nkd->nad", discounts, ratio, values)
-            return self._distilled(seen, inputs, center(targets), basis, folds)
+            targets = [center(np.einsum("k,nka,nkd->nad", discounts, p, values)) for p in parts]
+            return self._distilled(seen, inputs, targets, basis, folds)
 
         self._distil_fn, self._events, self._kept = distil, logs.features, len(subspace)
         return distil(logs.features @ subspace.measures, subspace.reconstruction)
@@ -307,20 +320,25 @@ class HindsightModel(LogEstimator):
         self,
         seen: np.ndarray,
         inputs: Coordinates,
-        targets: np.ndarray,
+        targets: list[np.ndarray],
         basis: np.ndarray | None,
         folds: np.ndarray,
     ) -> FourierPredictor:
-        """A model of the state from the noisy effects `[n, actions, d]` of every trajectory."""
-        num, num_actions, size = targets.shape
-        scale = np.sqrt((targets**2).mean(axis=(0, 1))) + 1e-300
-        flat = (targets / scale).reshape(num, -1)
+        """A model of the state from the noisy effects of every trajectory.
+
+        The effects are a sum of parts `[n, actions, d]`, each shrunk as much as its noise demands.
+        """
+        num, num_actions, size = targets[0].shape
+        scale = np.sqrt((targets[0] ** 2).mean(axis=(0, 1))) + 1e-300
+        flat = [(part / scale).reshape(num, -1) for part in targets]
         rng = np.random.default_rng(self.seed + 1)
         members = []
         for _ in range(self.members or MEMBERS):
             features = RandomFourierFeatures.draw(seen, _WAVES, rng)
-            weights = ridge(features(seen), flat, folds).weights.reshape(-1, num_actions, size)
-            members.append((features, np.moveaxis(weights, 0, 1)))
+            design = features(seen)
+            weights = sum(ridge(design, part, folds).weights for part in flat)
+            shaped = np.reshape(weights, (-1, num_actions, size))
+            members.append((features, np.moveaxis(shaped, 0, 1)))
         basis = (np.eye(size) if basis is None else basis) * scale
         return FourierPredictor.of_members(inputs, members, basis)
 

@@ -1,5 +1,7 @@
 """The hindsight model: convergence, its ratio, rewards, and what it refuses."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from support.finite import DISCOUNT, HORIZON, Problem, rotating, slope
@@ -137,7 +139,18 @@ def test_logs_with_a_rhythm_are_as_good_as_others():
     np.testing.assert_allclose(found, [[1.0], [2.0]], atol=0.3)
 
 
-def test_a_reward_of_the_spread_needs_all_directions():
+def test_the_correction_removes_the_bias_of_a_poor_classifier(branched):
+    logs, held_out = branched
+    untrained = replace(QUICK, updates=1)
+    plain, corrected = (
+        HindsightModel(width=32, training=untrained, corrected=corrected).fit(logs)
+        for corrected in (False, True)
+    )
+    assert excess(plain, held_out) > 0.8
+    assert excess(corrected, held_out) < 0.2
+
+
+def test_a_reward_of_the_spread_needs_all_directions_or_the_correction():
     rng = np.random.default_rng(0)
     actions, noise = rng.integers(2, size=2000), rng.normal(size=(2000, 2))
     features = np.stack([actions + 2 * noise[:, 0], (1 + 2 * actions) * noise[:, 1]], axis=1)
@@ -145,13 +158,14 @@ def test_a_reward_of_the_spread_needs_all_directions():
         rng.normal(size=(2000, 1)), actions, features[:, None], feature_names=["u", "v"]
     )
     states, square = np.zeros((1, 1)), lambda features: features[..., 1] ** 2
-    model = HindsightModel(width=32, training=QUICK).fit(logs)
+    model = HindsightModel(width=32, training=QUICK, corrected=False).fit(logs)
     with pytest.warns(UserWarning, match="distinguished along 1 of 2 directions"):
         blind = model.reward_advantage(states, square)
-    every = HindsightModel(width=32, training=QUICK, weighting=False).fit(logs)
-    found = every.reward_advantage(states, square)
-    np.testing.assert_array_equal(every.reward_advantage(states[0], square), found[0])
-    assert found[0, 1] - found[0, 0] > 5  # in truth 8
+    for options in ({"weighting": False, "corrected": False}, {}):
+        model = HindsightModel(width=32, training=QUICK, **options).fit(logs)
+        found = model.reward_advantage(states, square)
+        np.testing.assert_array_equal(model.reward_advantage(states[0], square), found[0])
+        assert found[0, 1] - found[0, 0] > 5  # in truth 8
     assert abs(blind[0, 1] - blind[0, 0]) < 2
     for reward, message in (
         (lambda features: features, "finite rewards of shape"),
@@ -159,6 +173,6 @@ def test_a_reward_of_the_spread_needs_all_directions():
         (lambda features: features[..., 0] * np.nan, "2000 not finite"),
     ):
         with pytest.raises(ValueError, match=message):
-            every.reward_advantage(states, reward)
+            model.reward_advantage(states, reward)
     with pytest.raises(ValueError, match="observations"):
-        every.reward_advantage(np.zeros((1, 5)), square)
+        model.reward_advantage(np.zeros((1, 5)), square)
