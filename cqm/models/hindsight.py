@@ -65,8 +65,8 @@ class HindsightModel(LogEstimator):
             observations and events.
         baseline: Subtract the part of the features that the state explains. The exact density
             ratio has mean zero in every state, so this changes only the noise of the estimate.
-        corrected: Estimate the bias that an imperfect classifier causes and remove it; False for the
-            paper's estimator. It makes no difference to `tabular`, whose ratios are exact.
+        corrected: Estimate the bias that an imperfect classifier causes, and remove it; False for
+            the paper's estimator. It makes no difference to `tabular`, whose ratios are exact.
         width: Width of the hidden layers of `network`; 256 by default.
         members: Number of sets of random Fourier features to average; eight by default.
         folds: Number of folds; the ratio of a trajectory comes from a classifier trained on the
