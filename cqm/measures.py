@@ -10,6 +10,7 @@ are listed: one for each nonzero transition probability.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -351,6 +352,32 @@ def sample_events(
         next_actions = (uniforms >= policy_cumulative[next_states, :-1]).sum(axis=1)
         pairs = next_states * mdp.num_actions + next_actions
     return EventSample(events, delays)
+
+
+@dataclass(frozen=True)
+class SampledMeasure:
+    """A signed measure over events as weighted samples, such as the effect of one action.
+
+    >>> measure = SampledMeasure(np.array([[1.0], [3.0]]), np.array([0.5, -0.5]))
+    >>> measure.mass, measure.integrate(lambda events: events[:, 0] ** 2)
+    (0.0, -4.0)
+    """
+
+    events: np.ndarray  # [m, features]
+    weights: np.ndarray  # [m], positive where the event becomes more likely
+
+    @property
+    def mass(self) -> float:
+        """Sum of the weights."""
+        return float(self.weights.sum())
+
+    def integrate(self, reward_fn: Callable[[np.ndarray], np.ndarray]) -> float:
+        """The integral of a reward, which maps features `[..., features]` to rewards `[...]`."""
+        return float(self.weights @ real_numbers("rewards", reward_fn(self.events), ("events",)))
+
+    def mean_features(self) -> np.ndarray:
+        """The integral of every feature, `[features]`; for an effect measure, the effect."""
+        return self.weights @ self.events
 
 
 def _row_cumulative(matrix: sparse.csr_array) -> np.ndarray:

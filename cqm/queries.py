@@ -23,6 +23,7 @@ from numpy.typing import ArrayLike
 from cqm import bounds
 from cqm.arguments import (
     flag,
+    function,
     instance,
     mapping,
     number,
@@ -46,6 +47,7 @@ class Named(Protocol):
 
 
 Features: TypeAlias = Named | Sequence[str]  # something with named features, or the names
+RewardFn: TypeAlias = Callable[[np.ndarray], np.ndarray]  # features [..., d] -> rewards [...]
 Target: TypeAlias = Mapping[str, float] | ArrayLike  # values of some features by name, or of all
 
 _POOR_FIT = 0.9  # R² below which projecting a reward warns
@@ -93,6 +95,7 @@ class Query:
     weights: np.ndarray  # [features], float64
     name: str = "query"
     error: ProjectionError | None = None  # None if the reward is linear in the features
+    reward_fn: RewardFn | None = None  # what is projected; None if it is linear or not known
 
     def __post_init__(self) -> None:
         weights = real_numbers("weights", self.weights, ("features",), finite=True).copy()
@@ -100,6 +103,8 @@ class Query:
             raise ValueError(f"the name of a query must be text; got {shown(self.name)}")
         if self.error is not None:
             instance("error", self.error, ProjectionError, "a ProjectionError or None")
+        if self.reward_fn is not None:
+            function("reward_fn", self.reward_fn)
         weights.setflags(write=False)
         object.__setattr__(self, "weights", weights)
 
@@ -188,9 +193,14 @@ class Query:
         affine = _affine(expression, names)
         if affine is not None:
             return cls.direction(affine[:-1], features, name=text)
+
+        def reward_fn(native: np.ndarray) -> np.ndarray:
+            columns = dict(zip(names, np.moveaxis(native, -1, 0), strict=True))
+            return _evaluated(expression, columns)
+
         sample = _events(features, events, num_events, seed)
-        rewards = _evaluated(expression, dict(zip(names, sample.T, strict=True)))
-        return cls._projected(sample, rewards, features, text)
+        projected = cls._projected(sample, reward_fn(sample), features, text)
+        return replace(projected, reward_fn=reward_fn)
 
     @classmethod
     def goal(
@@ -226,10 +236,16 @@ class Query:
         if not target:
             raise ValueError(f"a goal needs a value for at least one of {list(names)}; got none")
         columns, sample = _columns(target, names), _events(features, events, num_events, seed)
-        distances = np.linalg.norm(sample[:, columns] - [*target.values()], axis=1)
         place = ", ".join(f"{feature}={value:g}" for feature, value in target.items())
-        rewards, kind = (distances**2, "squared distance") if squared else (distances, "distance")
-        return cls._projected(sample, -rewards, features, f"-{kind} to {place}")
+        kind = "squared distance" if squared else "distance"
+
+        def reward_fn(native: np.ndarray) -> np.ndarray:
+            distances = np.linalg.norm(native[..., columns] - [*target.values()], axis=-1)
+            return -(distances**2) if squared else -distances
+
+        name = f"-{kind} to {place}"
+        projected = cls._projected(sample, reward_fn(sample), features, name)
+        return replace(projected, reward_fn=reward_fn)
 
     @classmethod
     def samples(cls, events: ArrayLike, rewards: ArrayLike, features: Features) -> Query:
@@ -269,7 +285,8 @@ class Query:
         weights, error = project(events, rewards)
         poor = error.r_squared < _POOR_FIT
         if poor or not weights.any():
-            fit = f"is not linear (R² = {error.r_squared:.2f}); richer features may express it"
+            fit = f"is not linear (R² = {error.r_squared:.2f}); richer features may express it, or "
+            fit += "model.reward_advantage may integrate it"
             problem = fit if poor else "is constant, so it prefers no action; pass other events"
             warnings.warn(f"on {len(events)} events, the reward {name!r} {problem}", stacklevel=3)
         return replace(cls.direction(weights, features, name=name), error=error)

@@ -27,6 +27,7 @@ from cqm.models.network import Network
 from cqm.models.predictors import (
     DirectPredictor,
     FourierPredictor,
+    Levels,
     Predictor,
     UnrolledPredictor,
     check_draws,
@@ -582,7 +583,15 @@ class Unrolled(Trained):
             uniforms,
             self._paths if self.has_signal else None,
             behaviour,
+            self._levels,
         )
+
+    @functools.cached_property
+    def _levels(self) -> Levels | None:
+        """How features follow from coordinates; None where only their mean can be predicted."""
+        if self.task.families.noise_kind == "seeds":
+            return None
+        return Levels(*self.task.frame.native_levels())
 
     def explanation(self, network: Any) -> Explanation | None:
         """The networks' explanation of all families' labels.

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from cqm.arguments import choice, instance, number, shown, texts, whole_number
 from cqm.branches.dataset import Branches
+from cqm.measures import SampledMeasure
 from cqm.models.candidates import CANDIDATES, Distilled
 from cqm.models.choice import Choice, Comparison, seconds_of
 from cqm.models.estimator import Estimator
@@ -21,9 +23,13 @@ from cqm.models.predictors import (
     restore_predictor,
 )
 from cqm.models.preprocessing import Conditioning
+from cqm.models.rewards import EventFn, happens, rewards_of, sampled_futures
 from cqm.models.scorer import Scorer
 from cqm.models.training import Training
-from cqm.quotient import ComparisonGraph, Reference
+from cqm.names import Action, action_indices
+from cqm.observations import as_observations
+from cqm.queries import Query, RewardFn
+from cqm.quotient import ComparisonGraph, Reference, as_reference, center
 
 
 class EffectModel(Estimator):
@@ -161,6 +167,109 @@ class EffectModel(Estimator):
 
     def _chosen(self, choice: Choice) -> Predictor:
         return choice.predictor()
+
+    def reward_advantage(self, observations: ArrayLike, reward_fn: RewardFn | Query) -> np.ndarray:
+        """Centred values of any reward, linear in the features or not, `[n, actions]`.
+
+        The learned transition is unrolled under fresh continuations and noise, and the reward is
+        integrated over the futures that it predicts, step by step. `advantage` answers for the
+        projection of the reward onto the features instead, which may be a different question.
+
+        Args:
+            observations: `[n, observations]`, or `[observations]` for one state.
+            reward_fn: Maps features `[..., features]` to rewards `[...]`; native features if a
+                nuisance is mixed into them. Or a query from a formula or a goal.
+
+        >>> import cqm
+        >>> move = lambda state, action, noise: 0.9 * state + action
+        >>> world = cqm.FunctionWorld(move, lambda num, rng: rng.normal(size=(num, 1)),
+        ...     candidate_actions=[[-1.0], [1.0]])
+        >>> branches = cqm.collect(world, states=300, horizon=3, per_step=True, show_progress=False)
+        >>> model = EffectModel(updates=300, seed=1).fit(branches, show_progress=False)
+        >>> near = model.reward_advantage([[-4.0], [4.0]], lambda features: -abs(features[..., 0]))
+        >>> near.argmax(axis=1)  # up from -4, down from 4
+        array([1, 0])
+        """
+        discounts = self.recipe_.discounts
+        if isinstance(reward_fn, Query):
+            if reward_fn.error is None:  # linear, so the effects give the exact answer
+                return self.advantage(observations, reward_fn)
+            if reward_fn.reward_fn is None:
+                raise ValueError(
+                    f"the query {reward_fn.name!r} knows its reward only on samples, so it cannot "
+                    "be integrated; pass a function of the features"
+                )
+            reward_fn = reward_fn.reward_fn
+
+        def values(futures: np.ndarray) -> np.ndarray:
+            return rewards_of(reward_fn, futures) @ discounts
+
+        return self._integrated(observations, values)
+
+    def event_effect(self, observations: ArrayLike, event_fn: EventFn) -> np.ndarray:
+        """How much likelier each action makes an event than the average action, `[n, actions]`.
+
+        Args:
+            observations: `[n, observations]`, or `[observations]` for one state.
+            event_fn: Maps paths `[..., horizon, features]` to booleans `[...]`: whether the event
+                happens along the path. Native features if a nuisance is mixed into them.
+        """
+        return self._integrated(observations, lambda futures: happens(event_fn, futures))
+
+    def effect_measure(self, observations: ArrayLike, action: Action) -> SampledMeasure:
+        """What an action makes more likely and less likely in one state, as weighted events.
+
+        Events are the features of single steps, native if a nuisance is mixed into them; those
+        whose futures are not learned are NaN. Weights are discounted, and sum to zero.
+
+        Args:
+            observations: `[observations]` of one state.
+            action: A name or an index.
+        """
+        transition = self._sampling()
+        state = as_observations(observations, self.observation_names, self.columns_)
+        if state.ndim != 1:
+            raise ValueError(
+                f"effect_measure takes the observations of one state; got shape {state.shape}"
+            )
+        [futures] = transition.futures(state[None])
+        _, draws, num_actions, horizon, size = futures.shape
+        assert transition.levels is not None
+        futures[..., transition.levels.unknown > 0] = np.nan
+        chosen = np.eye(num_actions)[int(action_indices(action, self.action_names_))]
+        by_action = chosen - as_reference(self.reference, np.empty((num_actions, 1)))
+        weights = np.multiply.outer(by_action, self.recipe_.discounts) / draws
+        weights = np.broadcast_to(weights, (draws, num_actions, horizon))
+        return SampledMeasure(futures.reshape(-1, size), weights.reshape(-1))
+
+    def _integrated(
+        self, observations: ArrayLike, values_fn: Callable[[np.ndarray], np.ndarray]
+    ) -> np.ndarray:
+        """Centred means of a function of futures, `[n, actions]`."""
+        transition = self._sampling()
+        states = as_observations(observations, self.observation_names, self.columns_)
+        names = () if self.world_.get("nuisance") else self.feature_names
+        blocks = sampled_futures(transition, np.atleast_2d(states), values_fn, names)
+        means = np.concatenate([values_fn(futures).mean(axis=1) for futures in blocks])
+        values = center(means[..., None], self.reference)[..., 0]
+        return values if states.ndim == 2 else values[0]
+
+    def _sampling(self) -> UnrolledPredictor:
+        """The learned transition, if it can sample futures."""
+        self._fitted()
+        transition = self.transition_
+        if transition is None:
+            raise ValueError(
+                "only a model with a learned transition can sample futures; fit it to branches "
+                "collected with per_step=True, with 'unrolled' among its candidates"
+            )
+        if transition.levels is None:
+            raise ValueError(
+                "the transition predicts only mean futures, because the world's noise is given "
+                "as seeds or the model was saved by an earlier version of cqm; describe the noise "
+                "as a signal (a FunctionWorld with exogenous=...), or fit the model again"
+            )
+        return transition
 
     def to_numpy(self) -> Scorer:
         """A scorer that computes the same effects with NumPy alone; see also `Scorer.load`."""

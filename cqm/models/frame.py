@@ -26,6 +26,7 @@ _ROUNDING = 1e-11  # effects below this share of the outcome are rounding errors
 _WAVES, _ROUNDS = 512, 3
 _SMALLEST_SCALE = 0.02  # scale of a direction that does not seem to matter
 _CARRIED_SCALE = 0.1  # directions of the rest with a larger scale are predicted at every step
+_DETERMINED = 1e-4  # an error below this share of the largest value is negligible
 _PURER = 0.01  # raw units are used if they lower the log-variance per coordinate by more
 
 
@@ -38,6 +39,7 @@ class StepFrame:
     outputs: np.ndarray  # [features, outputs], from outputs to features
     num_moved: int  # coordinates of the state that actions move; 0 for a latent state
     num_states: int  # coordinates of the state; 0 for a latent state
+    levels: np.ndarray  # [features, steps], from coordinates of a step to features minus the shift
 
 
 class Frame:
@@ -188,15 +190,18 @@ class Frame:
         flat = self.branches[:_STEP_FAMILIES].step_features.reshape(-1, num)
         if self.own is None:
             matrix, outputs = self._readouts(np.arange(num), flat)
-            return StepFrame(self.inputs, Coordinates(flat.mean(axis=0), matrix), outputs, 0, 0)
+            steps = Coordinates(flat.mean(axis=0), matrix)
+            return StepFrame(self.inputs, steps, outputs, 0, 0, outputs)
         units, moved, _ = self._directions
         rest, scales = self._scaled_rest
         follows, size = scales > _CARRIED_SCALE, moved.shape[1]
         state = np.concatenate([moved / units[:, None], rest[:, follows]], axis=1)
         spread = _spread(flat[:, self.own] @ state)
         readouts, outputs = self._readouts(np.setdiff1d(np.arange(num), self.own), flat)
-        along = np.zeros((num, size))
-        along[self.own] = units[:, None] * moved * spread[:size]
+        along = np.zeros((num, state.shape[1]))
+        along[self.own, :size] = units[:, None] * moved * spread[:size]
+        carried = units * np.linalg.pinv(units[:, None] * rest)[follows]
+        along[self.own, size:] = carried.T * spread[size:]
         placed = np.zeros((num, state.shape[1]))
         placed[self.own] = state / spread
         shift, mean = flat.mean(axis=0), self.observations.mean(axis=0)
@@ -205,10 +210,29 @@ class Frame:
         return StepFrame(
             Coordinates(mean, np.concatenate([state / spread, context], axis=1)),
             Coordinates(shift, np.concatenate([placed, readouts], axis=1)),
-            np.concatenate([along, outputs], axis=1),
+            np.concatenate([along[:, :size], outputs], axis=1),
             size,
             state.shape[1],
+            np.concatenate([along, outputs], axis=1),
         )
+
+    def native_levels(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """How the native features follow from the coordinates of a step.
+
+        Returns:
+            A shift `[native]` and a matrix `[native, steps]`, and the standard deviation of what
+            the coordinates leave out `[native]`, zero for features that they determine.
+        """
+        branches, frame = self.branches, self.steps
+        to_native = np.eye(len(branches.feature_names))
+        if branches.nuisance is not None and branches.mixing is not None:
+            to_native = branches.mixing["features"][:, branches.nuisance["dimension"] :]
+        flat = branches[:_STEP_FAMILIES].step_features.reshape(-1, len(to_native))
+        missing = (flat - frame.steps.shift - frame.steps(flat) @ frame.levels.T) @ to_native
+        native = flat @ to_native
+        determined = missing.std(axis=0) <= _DETERMINED * np.abs(native).max(axis=0, initial=0)
+        unknown = np.where(determined, 0.0, missing.std(axis=0))
+        return frame.steps.shift @ to_native, to_native.T @ frame.levels, unknown
 
     def _readouts(self, chosen: np.ndarray, flat: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Maps between some features and standardised coordinates of their moved directions.

@@ -25,7 +25,6 @@ from jax import Array
 from numpy.typing import ArrayLike
 
 from cqm import storage
-from cqm.arguments import function, real_numbers
 from cqm.bounds import total_mass
 from cqm.logs.dataset import Logs
 from cqm.models.log_estimator import MEMBERS, WIDTH, LogEstimator, check_cells
@@ -33,8 +32,10 @@ from cqm.models.network import Classifier
 from cqm.models.predictors import FourierPredictor, Predictor, TablePredictor
 from cqm.models.preprocessing import Coordinates
 from cqm.models.propensities import inverse_propensities, taken_actions
+from cqm.models.rewards import rewards_of
 from cqm.models.training import Training, check_network_size, expected_seconds, train
 from cqm.observations import as_observations
+from cqm.queries import RewardFn
 from cqm.quotient import Reference, center
 from cqm.regression import (
     RandomFourierFeatures,
@@ -52,8 +53,6 @@ _CALIBRATION_FOLDS = 10  # one fold of a classifier's training trajectories sets
 _TRAINING = Training(
     updates=2_000, batch_size=512, learning_rate=1e-3, schedule="cosine", weight_decay=1e-3
 )
-
-RewardFn = Callable[[np.ndarray], np.ndarray]  # features [..., d] -> rewards [...]
 
 
 class HindsightModel(LogEstimator):
@@ -146,20 +145,7 @@ class HindsightModel(LogEstimator):
                 "a loaded model has no ratios of logged events; fit it again, or use a Query"
             )
         states = as_observations(observations, self.observation_names, self.columns_)
-        try:
-            rewards = function("reward_fn", reward_fn)(self._events)
-        except Exception as error:  # a user's function may raise anything
-            raise ValueError(
-                f"reward_fn raised {type(error).__name__}: {error}; it is called with features of "
-                f"shape {self._events.shape}"
-            ) from error
-        rewards = real_numbers("the result of reward_fn", rewards)
-        if rewards.shape != self._events.shape[:-1] or not np.isfinite(rewards).all():
-            raise ValueError(
-                f"reward_fn must return finite rewards of shape {self._events.shape[:-1]} for "
-                f"features of shape {self._events.shape}; got shape {rewards.shape} with "
-                f"{np.size(rewards) - np.isfinite(rewards).sum()} not finite"
-            )
+        rewards = rewards_of(reward_fn, self._events)
         if self._kept < len(self.feature_names) and not self.corrected:
             warnings.warn(
                 f"events are distinguished along {self._kept} of {len(self.feature_names)} "

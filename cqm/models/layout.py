@@ -51,6 +51,11 @@ _UNROLLED = {
     **_layers("network.hidden", "width", "width", "width"),
 }
 _NOISE = {"noise": "draws horizon noise", "network.noise": "members noise width"}
+_LEVELS = {
+    "levels.shift": "native",
+    "levels.matrix": "native steps",
+    "levels.unknown": "native",
+}
 _PLAIN = {
     **_layers("network.first", "inputs", "width"),
     **_layers("network.last", "width", "steps"),
@@ -167,6 +172,7 @@ def _expected(kind: str, arrays: Mapping[str, np.ndarray]) -> Axes:
 def _unrolled(arrays: Mapping[str, np.ndarray]) -> Axes:
     axes = _UNROLLED | (_LATENT if "network.lift.weight" in arrays else _PLAIN)
     axes |= _NOISE if "noise" in arrays else {}
+    axes |= _LEVELS if "levels.shift" in arrays else {}
     if "behaviour.layers.0.weight" in arrays and "network.lift.weight" in arrays:
         raise ValueError("a model with a latent state cannot have a behaviour policy")
     return axes | (_BEHAVIOUR if "behaviour.layers.0.weight" in arrays else {})

@@ -6,7 +6,7 @@ actions share; the estimator centres them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -152,6 +152,48 @@ def check_draws(draws: int, horizon: int, num_actions: int, width: int) -> None:
     require_memory(f"averaging over {draws:,} continuations", num_bytes, "choose fewer draws")
 
 
+def _unrolled_steps(
+    network: Transition,
+    inputs: Array,
+    controls: Array,
+    drawn: Array,
+    noise: Array | None,
+    behaviour: Classifier | None,
+) -> Array:
+    if behaviour is None:
+        return network.branches(inputs, controls, drawn, noise)
+    return network.branches_under(inputs, controls, behaviour, drawn, noise)
+
+
+def _unrolled_effects(network: Transition, inputs: Array, discounts: Array, *drawn: Any) -> Array:
+    return network.effects(_unrolled_steps(network, inputs, *drawn), discounts)
+
+
+@dataclass(frozen=True)
+class Levels:
+    """Maps the coordinates of a step to the features themselves, which may have any level.
+
+    If a nuisance is mixed into the features, these are the native ones.
+    """
+
+    shift: np.ndarray  # [native]
+    matrix: np.ndarray  # [native, steps], without those of a latent state
+    unknown: np.ndarray  # [native], standard deviation of what the coordinates do not contain
+
+    def __call__(self, coordinates: np.ndarray) -> np.ndarray:
+        """Features `[..., native]` of coordinates `[..., steps]`; latent ones come first."""
+        num_latent = coordinates.shape[-1] - self.matrix.shape[1]
+        return self.shift + coordinates[..., num_latent:] @ self.matrix.T
+
+    def arrays(self) -> Arrays:
+        """The map, by its names in a file."""
+        return {
+            "levels.shift": self.shift,
+            "levels.matrix": self.matrix,
+            "levels.unknown": self.unknown,
+        }
+
+
 @dataclass(frozen=True)
 class UnrolledPredictor:
     """A transition network, unrolled under fresh continuations and noise and averaged over them.
@@ -167,25 +209,38 @@ class UnrolledPredictor:
     continuations: np.ndarray  # [draws, horizon − 1], actions; uniform numbers for a behaviour
     noise: np.ndarray | None = None  # [draws, horizon, noise], paths that were observed
     behaviour: Classifier | None = None  # sees the state and the context
+    levels: Levels | None = None  # None if futures cannot be sampled
 
     def __call__(self, observations: np.ndarray) -> np.ndarray:
         """Effects, `[members, n, actions, features]`."""
         inputs = np.asarray(self.inputs(observations), np.float32)
-        controls, noise, discounts = (
-            None if values is None else jnp.asarray(values, jnp.float32)
-            for values in (self.controls, self.noise, self.discounts)
-        )
-        drawn = jnp.asarray(self.continuations)
+        discounts, drawn = jnp.asarray(self.discounts, jnp.float32), self._drawn()
 
         def predict(block: Array) -> Array:
-            if self.behaviour is None:
-                return _by_member(
-                    Transition.effects, self.network, block, controls, drawn, noise, discounts
-                )
-            policy = (self.behaviour, drawn, noise, discounts)
-            return _by_member(Transition.effects_under, self.network, block, controls, *policy)
+            return _by_member(_unrolled_effects, self.network, block, discounts, *drawn)
 
         return in_blocks(predict, inputs, _UNROLLED_ROWS, axis=1) @ self.basis.T
+
+    def futures(self, observations: np.ndarray) -> Iterator[np.ndarray]:
+        """Features along sampled futures of every action, `[n, draws, actions, horizon, features]`.
+
+        They come block by block of states. The draws of all members count as draws.
+        """
+        assert self.levels is not None
+        inputs, drawn = np.asarray(self.inputs(observations), np.float32), self._drawn()
+        for block, num in _padded_blocks(inputs, _UNROLLED_ROWS):
+            steps = np.asarray(_by_member(_unrolled_steps, self.network, block, *drawn), float)
+            # [members, horizon, n, draws, actions, steps] -> [n, members, draws, actions, horizon]
+            steps = np.moveaxis(steps[:, :, :num], (2, 0, 3, 4, 1), (0, 1, 2, 3, 4))
+            yield self.levels(steps.reshape(num, -1, *steps.shape[3:]))
+
+    def _drawn(self) -> tuple[Any, ...]:
+        """Control vectors, draws of later actions and noise, and the behaviour policy."""
+        controls, noise = (
+            None if values is None else jnp.asarray(values, jnp.float32)
+            for values in (self.controls, self.noise)
+        )
+        return controls, jnp.asarray(self.continuations), noise, self.behaviour
 
     def arrays(self) -> Arrays:
         """Coordinates, basis, continuations, noise and layers."""
@@ -203,6 +258,8 @@ class UnrolledPredictor:
             arrays["noise"] = self.noise
         if self.behaviour is not None:
             arrays |= _network_arrays("behaviour", self.behaviour)
+        if self.levels is not None:
+            arrays |= self.levels.arrays()
         return arrays
 
 
@@ -297,6 +354,7 @@ def _restored_unrolled(inputs: Coordinates, arrays: Mapping[str, np.ndarray]) ->
         arrays["continuations"],
         noise,
         behaviour,
+        Levels(**arrays_under("levels.", arrays)) if "levels.shift" in arrays else None,
     )
 
 
@@ -311,15 +369,22 @@ def in_blocks(
         size: Rows per block; smaller blocks are used for only a few states.
         axis: The axis of the predictions that runs over rows.
     """
+    parts = []
+    for block, num in _padded_blocks(inputs, size):
+        predicted = np.asarray(predict_fn(block), float)
+        parts.append(predicted[(slice(None),) * axis + (slice(num),)])
+    return np.concatenate(parts, axis=axis)
+
+
+def _padded_blocks(inputs: np.ndarray, size: int) -> Iterator[tuple[Array, int]]:
+    """Blocks of inputs, padded to few different sizes, each with its number of rows."""
     num = min(len(inputs), size)
-    parts, size = [], next(n for n in (*_SMALL_BLOCKS, size) if num <= n <= size)
+    size = next(n for n in (*_SMALL_BLOCKS, size) if num <= n <= size)
     for start in range(0, max(1, len(inputs)), size):
         block = np.zeros((size, inputs.shape[1]), np.float32)
         num = min(size, len(inputs) - start)
         block[:num] = inputs[start : start + num]
-        predicted = np.asarray(predict_fn(jnp.asarray(block)), float)
-        parts.append(predicted[(slice(None),) * axis + (slice(num),)])
-    return np.concatenate(parts, axis=axis)
+        yield jnp.asarray(block), num
 
 
 def _network_arrays(prefix: str, network: Any) -> Arrays:

@@ -120,22 +120,16 @@ class Transition(eqx.Module):
         """The coordinates that can be compared with data; for a latent state, only the outputs."""
         return coordinates if self.lift is None else self.outputs(coordinates)
 
-    def effects(
-        self,
-        inputs: Array,
-        codes: Array,
-        continuations: Array,
-        noise: Array | None,
-        discounts: Array,
+    def branches(
+        self, inputs: Array, codes: Array, continuations: Array, noise: Array | None
     ) -> Array:
-        """Effects `[n, actions, outputs]`, averaged over continuations and noise.
+        """Coordinates after each step of every branch, `[horizon, n, draws, actions, steps]`.
 
         Args:
             inputs: `[n, inputs]`.
             codes: The candidate actions as control vectors, `[actions, controls]`.
             continuations: Later actions, `[draws, horizon − 1]`.
             noise: `[draws, horizon, noise]`, or None.
-            discounts: `[horizon]`.
         """
         num, draws, num_actions = len(inputs), len(continuations), len(codes)
         first = jnp.broadcast_to(jnp.arange(num_actions), (draws, num_actions))
@@ -144,20 +138,18 @@ class Transition(eqx.Module):
         if noise is not None:
             noise = jnp.repeat(noise, num_actions, axis=0)[None]
             noise = jnp.broadcast_to(noise, (num, *noise.shape[1:]))
-        outcomes = jnp.tensordot(discounts, self.unroll(inputs, codes[actions], noise), 1)
-        outcomes = self.outputs(outcomes).reshape(num, draws, num_actions, -1)
-        return center(outcomes.mean(axis=1))
+        steps = self.unroll(inputs, codes[actions], noise)
+        return steps.reshape(len(steps), num, draws, num_actions, -1)
 
-    def effects_under(
+    def branches_under(
         self,
         inputs: Array,
         codes: Array,
         behaviour: Classifier,
         uniforms: Array,
         noise: Array | None,
-        discounts: Array,
     ) -> Array:
-        """Effects `[n, actions, outputs]` when a behaviour policy chooses the later actions.
+        """The same as `branches`, when a behaviour policy chooses the later actions.
 
         Args:
             inputs: `[n, inputs]`; the network has no latent state.
@@ -165,13 +157,12 @@ class Transition(eqx.Module):
             behaviour: Logits of the actions, given the state and the context.
             uniforms: Uniform random numbers that determine the actions, `[draws, horizon − 1]`.
             noise: `[draws, horizon, noise]`, or None.
-            discounts: `[horizon]`.
         """
         size, num_actions, draws = self.num_states, len(codes), len(uniforms)
         start, fixed = self.start(inputs)
         fixed, context = fixed[:, None, None], inputs[:, None, None, size:]
         shape = (len(inputs), draws, num_actions)
-        path: Any = [None] * len(discounts)
+        path: Any = [None] * (1 + uniforms.shape[1])
         if noise is not None:
             path = jnp.moveaxis(noise, 1, 0)[:, None, :, None]  # [horizon, 1, draws, 1, noise]
         context = jnp.broadcast_to(context, (*shape, context.shape[-1]))
@@ -190,7 +181,11 @@ class Transition(eqx.Module):
 
         along = (uniforms.T,) if noise is None else (uniforms.T, path[1:])
         _, rest = jax.lax.scan(later, reached, along)
-        outcomes = discounts[0] * reached + jnp.tensordot(discounts[1:], rest, 1)
+        return jnp.concatenate([reached[None], rest])
+
+    def effects(self, branches: Array, discounts: Array) -> Array:
+        """Effects `[n, actions, outputs]` from the steps of branches, averaged over draws."""
+        outcomes = jnp.tensordot(discounts, branches, 1)
         return center(self.outputs(outcomes.mean(axis=1)))
 
 

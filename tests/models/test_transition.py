@@ -67,7 +67,7 @@ def test_unrolling_is_stepping():
 def test_effects_are_means_over_continuations_and_noise():
     model, later = network(), np.array([[0, 1], [2, 2], [1, 0]])
     noise = normal(3, 3, HORIZON, NOISE)
-    found = model.effects(INPUTS, CODES, later, noise, DISCOUNTS)
+    found = model.effects(model.branches(INPUTS, CODES, later, noise), DISCOUNTS)
     expected = np.zeros((4, 3, MOVED + READOUTS))
     for n in range(4):
         for action in range(3):
@@ -82,9 +82,9 @@ def test_a_behaviour_that_always_takes_one_action_is_that_continuation(action):
     model, noise = network(), normal(3, 5, HORIZON, NOISE)
     always = lambda seen: jnp.where(jnp.arange(3) == action, 50.0, 0.0) + 0 * seen[..., :1]
     uniforms = jax.random.uniform(jax.random.key(4), (5, HORIZON - 1))
-    found = model.effects_under(INPUTS, CODES, always, uniforms, noise, DISCOUNTS)
+    found = model.effects(model.branches_under(INPUTS, CODES, always, uniforms, noise), DISCOUNTS)
     later = np.full((5, HORIZON - 1), action)
-    expected = model.effects(INPUTS, CODES, later, noise, DISCOUNTS)
+    expected = model.effects(model.branches(INPUTS, CODES, later, noise), DISCOUNTS)
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
@@ -96,9 +96,10 @@ def test_a_behaviour_sees_the_state_that_was_reached_and_the_context():
         return jnp.zeros((*inputs.shape[:-1], 3))
 
     uniforms = jnp.full((5, HORIZON - 1), 0.5)  # the middle action of three
-    found = model.effects_under(INPUTS, CODES, behaviour, uniforms, None, DISCOUNTS)
+    found = model.effects(model.branches_under(INPUTS, CODES, behaviour, uniforms, None), DISCOUNTS)
     assert set(seen) == {(4, 5, 3, STATES + CONTEXT)}
-    expected = model.effects(INPUTS, CODES, np.ones((1, HORIZON - 1), int), None, DISCOUNTS)
+    later = np.ones((1, HORIZON - 1), int)
+    expected = model.effects(model.branches(INPUTS, CODES, later, None), DISCOUNTS)
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
