@@ -58,8 +58,8 @@ REWARDS = {
         "* (5 * clip(1 - (1 - minimum(velocity_rootx, 1)), 0, 1) + 1) / 6",
     },
 }
-"""Formulas. The tasks' own rewards are without their factor for small controls, and use the speed of
-the root instead of that of the centre of mass, which is not a feature."""
+"""Formulas. The tasks' own rewards lack their factor for small controls and use the speed of the
+root instead of that of the centre of mass, which is not a feature."""
 
 
 @dataclass(frozen=True)
