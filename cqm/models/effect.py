@@ -20,6 +20,7 @@ from cqm.models.predictors import (
     Predictor,
     StackedPredictor,
     UnrolledPredictor,
+    check_draws,
     restore_predictor,
 )
 from cqm.models.preprocessing import Conditioning
@@ -30,6 +31,8 @@ from cqm.names import Action, action_indices
 from cqm.observations import as_observations
 from cqm.queries import Query, RewardFn
 from cqm.quotient import ComparisonGraph, Reference, as_reference, center
+
+_FUTURES = 256  # sampled futures per action; rewards and events vary more than effects
 
 
 class EffectModel(Estimator):
@@ -168,7 +171,9 @@ class EffectModel(Estimator):
     def _chosen(self, choice: Choice) -> Predictor:
         return choice.predictor()
 
-    def reward_advantage(self, observations: ArrayLike, reward_fn: RewardFn | Query) -> np.ndarray:
+    def reward_advantage(
+        self, observations: ArrayLike, reward_fn: RewardFn | Query, *, draws: int = _FUTURES
+    ) -> np.ndarray:
         """Centred values of any reward, linear in the features or not, `[n, actions]`.
 
         The learned transition is unrolled under fresh continuations and noise, and the reward is
@@ -179,6 +184,7 @@ class EffectModel(Estimator):
             observations: `[n, observations]`, or `[observations]` for one state.
             reward_fn: Maps features `[..., features]` to rewards `[...]`; native features if a
                 nuisance is mixed into them. Or a query from a formula or a goal.
+            draws: Number of futures per action to average over.
 
         >>> import cqm
         >>> move = lambda state, action, noise: 0.9 * state + action
@@ -190,6 +196,7 @@ class EffectModel(Estimator):
         >>> near.argmax(axis=1)  # up from -4, down from 4
         array([1, 0])
         """
+        self._fitted()
         discounts = self.recipe_.discounts
         if isinstance(reward_fn, Query):
             if reward_fn.error is None:  # linear, so the effects give the exact answer
@@ -204,19 +211,24 @@ class EffectModel(Estimator):
         def values(futures: np.ndarray) -> np.ndarray:
             return rewards_of(reward_fn, futures) @ discounts
 
-        return self._integrated(observations, values)
+        return self._integrated(observations, values, draws)
 
-    def event_effect(self, observations: ArrayLike, event_fn: EventFn) -> np.ndarray:
+    def event_effect(
+        self, observations: ArrayLike, event_fn: EventFn, *, draws: int = _FUTURES
+    ) -> np.ndarray:
         """How much likelier each action makes an event than the average action, `[n, actions]`.
 
         Args:
             observations: `[n, observations]`, or `[observations]` for one state.
             event_fn: Maps paths `[..., horizon, features]` to booleans `[...]`: whether the event
                 happens along the path. Native features if a nuisance is mixed into them.
+            draws: Number of futures per action to average over.
         """
-        return self._integrated(observations, lambda futures: happens(event_fn, futures))
+        return self._integrated(observations, lambda futures: happens(event_fn, futures), draws)
 
-    def effect_measure(self, observations: ArrayLike, action: Action) -> SampledMeasure:
+    def effect_measure(
+        self, observations: ArrayLike, action: Action, *, draws: int | None = None
+    ) -> SampledMeasure:
         """What an action makes more likely and less likely in one state, as weighted events.
 
         Events are the features of single steps, native if a nuisance is mixed into them; those
@@ -225,28 +237,33 @@ class EffectModel(Estimator):
         Args:
             observations: `[observations]` of one state.
             action: A name or an index.
+            draws: Number of futures per action; by default those that `transition_` averages over,
+                so that the measure integrates the features to its effects.
         """
-        transition = self._sampling()
+        transition = self._sampling(draws)
         state = as_observations(observations, self.observation_names, self.columns_)
         if state.ndim != 1:
             raise ValueError(
                 f"effect_measure takes the observations of one state; got shape {state.shape}"
             )
         [futures] = transition.futures(state[None])
-        _, draws, num_actions, horizon, size = futures.shape
+        _, num, num_actions, horizon, size = futures.shape
         assert transition.levels is not None
         futures[..., transition.levels.unknown > 0] = np.nan
         chosen = np.eye(num_actions)[int(action_indices(action, self.action_names_))]
         by_action = chosen - as_reference(self.reference, np.empty((num_actions, 1)))
-        weights = np.multiply.outer(by_action, self.recipe_.discounts) / draws
-        weights = np.broadcast_to(weights, (draws, num_actions, horizon))
+        weights = np.multiply.outer(by_action, self.recipe_.discounts) / num
+        weights = np.broadcast_to(weights, (num, num_actions, horizon))
         return SampledMeasure(futures.reshape(-1, size), weights.reshape(-1))
 
     def _integrated(
-        self, observations: ArrayLike, values_fn: Callable[[np.ndarray], np.ndarray]
+        self,
+        observations: ArrayLike,
+        values_fn: Callable[[np.ndarray], np.ndarray],
+        draws: int,
     ) -> np.ndarray:
         """Centred means of a function of futures, `[n, actions]`."""
-        transition = self._sampling()
+        transition = self._sampling(draws)
         states = as_observations(observations, self.observation_names, self.columns_)
         names = () if self.world_.get("nuisance") else self.feature_names
         blocks = sampled_futures(transition, np.atleast_2d(states), values_fn, names)
@@ -254,8 +271,8 @@ class EffectModel(Estimator):
         values = center(means[..., None], self.reference)[..., 0]
         return values if states.ndim == 2 else values[0]
 
-    def _sampling(self) -> UnrolledPredictor:
-        """The learned transition, if it can sample futures."""
+    def _sampling(self, draws: int | None) -> UnrolledPredictor:
+        """The learned transition, if it can sample futures, with a number of draws if given."""
         self._fitted()
         transition = self.transition_
         if transition is None:
@@ -269,7 +286,15 @@ class EffectModel(Estimator):
                 "as seeds or the model was saved by an earlier version of cqm; describe the noise "
                 "as a signal (a FunctionWorld with exogenous=...), or fit the model again"
             )
-        return transition
+        if draws is None:
+            return transition
+        draws = whole_number("draws", draws, least=1)
+        horizon, num_actions = self.recipe_.horizon, len(self.candidate_actions_)
+        check_draws(draws, horizon, num_actions, int(self.width))
+        drawn = np.random.default_rng([self.seed, 4]).random((draws, horizon - 1))
+        if transition.behaviour is None:
+            drawn = self.recipe_.continuation.draw(drawn, num_actions)
+        return transition.with_continuations(drawn)
 
     def to_numpy(self) -> Scorer:
         """A scorer that computes the same effects with NumPy alone; see also `Scorer.load`."""

@@ -7,7 +7,7 @@ actions share; the estimator centres them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import equinox as eqx
@@ -232,7 +232,18 @@ class UnrolledPredictor:
             steps = np.asarray(_by_member(_unrolled_steps, self.network, block, *drawn), float)
             # [members, horizon, n, draws, actions, steps] -> [n, members, draws, actions, horizon]
             steps = np.moveaxis(steps[:, :, :num], (2, 0, 3, 4, 1), (0, 1, 2, 3, 4))
+            # No action moves these, so what differs between actions is an error of the network.
+            carried = steps[..., self.network.num_moved : self.network.num_states]
+            if self.network.lift is None:
+                carried[...] = carried.mean(axis=3, keepdims=True)
             yield self.levels(steps.reshape(num, -1, *steps.shape[3:]))
+
+    def with_continuations(self, continuations: np.ndarray) -> UnrolledPredictor:
+        """The same transition under other continuations; paths of noise are repeated."""
+        noise = self.noise
+        if noise is not None:
+            noise = noise[np.arange(len(continuations)) % len(noise)]
+        return replace(self, continuations=continuations, noise=noise)
 
     def _drawn(self) -> tuple[Any, ...]:
         """Control vectors, draws of later actions and noise, and the behaviour policy."""

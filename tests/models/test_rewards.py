@@ -1,0 +1,198 @@
+"""Rewards, events and measures of a branched model: integrated over futures, or refused."""
+
+import numpy as np
+import pytest
+from support.worlds import SeedWorld, pendulum_world
+
+import cqm
+from cqm.models.effect import EffectModel
+from cqm.models.training import Training
+from cqm.quotient import center
+from cqm.worlds.function import FunctionWorld
+from cqm.worlds.nuisance import Nuisance, NuisanceWorld
+
+QUICK = Training(updates=800, batch_size=32, learning_rate=2e-3, schedule="cosine", chunk=250)
+UNROLLED = {"candidates": "unrolled", "width": 32, "training": QUICK, "validation": 0.0}
+SETTINGS = {"horizon": 6, "warmup": (0, 0), "per_step": True}
+
+
+def sets(world, states=2000, **settings):
+    settings = {**SETTINGS, **settings}
+    branches = cqm.collect(world, states=states, seed=1, **settings)
+    return branches, cqm.collect(world, states=200, draws=64, seed=2, **settings)
+
+
+@pytest.fixture(scope="module", params=[0, 8], ids=["plain", "nuisance"])
+def fitted(request):
+    world = pendulum_world()
+    if request.param:
+        world = NuisanceWorld(world, Nuisance(dimension=request.param, seed=1))
+    branches, held_out = sets(world)
+    return world, EffectModel(**UNROLLED).fit(branches), held_out
+
+
+def squared_error(found, truth):
+    return np.sum((found - truth) ** 2) / np.sum(truth**2)
+
+
+def expected(held_out, values_fn):
+    """Centred means over the draws of a function of paths, `[n, actions]`."""
+    values = values_fn(held_out.array("steps")).mean(axis=1)
+    return center(values[..., None])[..., 0]
+
+
+@pytest.mark.filterwarnings("ignore:on 4096 events")  # the projection is poor
+def test_a_reward_that_no_projection_can_express_is_integrated(fitted):
+    world, model, held_out = fitted
+    query = cqm.Query.formula("-abs(speed)", world)
+    truth = expected(held_out, lambda paths: query.reward_fn(paths) @ held_out.recipe.discounts)
+    found = model.reward_advantage(held_out.observations, query)
+    assert squared_error(found, truth) < 0.05
+    assert squared_error(model.advantage(held_out.observations, query), truth) > 0.4
+    np.testing.assert_allclose(found.sum(axis=1), 0, atol=1e-12)
+    of_one = model.reward_advantage(held_out.observations[0], query.reward_fn)
+    np.testing.assert_allclose(of_one, found[0], atol=1e-6)
+
+
+def test_a_linear_reward_gets_the_answer_of_the_effects(fitted):
+    world, model, held_out = fitted
+    query = cqm.Query.named({world.native.feature_names[0]: 2.0}, world)
+    states = held_out.observations[:5]
+    np.testing.assert_array_equal(
+        model.reward_advantage(states, query), model.advantage(states, query)
+    )
+    integrated = model.reward_advantage(states, lambda features: 2 * features[..., 0])
+    np.testing.assert_allclose(integrated, model.advantage(states, query), atol=0.05)
+
+
+def test_events_of_whole_paths(fitted):
+    _, model, held_out = fitted
+    fast = lambda paths: (paths[..., :2, 1] > 0.5).any(axis=-1)
+    truth = expected(held_out, fast)
+    found = model.event_effect(held_out.observations, fast)
+    assert 0.9 < np.sum(found * truth) / np.sum(found**2) < 1.1
+    assert squared_error(found, truth) < 0.3
+
+
+def test_a_measure_has_no_mass_and_integrates_to_the_effect(fitted):
+    world, model, held_out = fitted
+    state = held_out.observations[3]
+    effects = world.native_effects(model.transition_(state[None]).mean(axis=0))[0]
+    for action, effect in enumerate(center(effects)):
+        measure = model.effect_measure(state, action)
+        assert abs(measure.mass) < 1e-12
+        np.testing.assert_allclose(measure.mean_features()[:2], effect[:2], atol=1e-4)
+        reward = lambda events: np.abs(events[..., 1])
+        np.testing.assert_allclose(
+            model.effect_measure(state, action, draws=256).integrate(reward),
+            model.reward_advantage(state, reward)[action],
+            atol=1e-9,
+        )
+    with pytest.raises(ValueError, match="one state"):
+        model.effect_measure(held_out.observations, 0)
+
+
+def test_saved_and_loaded(fitted, tmp_path):
+    _, model, held_out = fitted
+    model.save(tmp_path)
+    reward = lambda features: features[..., 0] ** 2
+    states = held_out.observations[:5]
+    np.testing.assert_array_equal(
+        EffectModel.load(tmp_path).reward_advantage(states, reward),
+        model.reward_advantage(states, reward),
+    )
+
+
+def test_recentred(fitted):
+    _, model, held_out = fitted
+    reference, reward = [0.5, 0.4, 0.1], lambda features: features[..., 0] ** 2
+    states = held_out.observations[:5]
+    found = model.recenter(reference).reward_advantage(states, reward)
+    np.testing.assert_allclose(found @ reference, 0, atol=1e-12)
+    measure = model.recenter(reference).effect_measure(states[0], 2, draws=256)
+    np.testing.assert_allclose(measure.integrate(reward), found[0, 2], atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("reward", "message"),
+    [
+        (lambda features: features, "finite rewards of shape"),
+        (lambda features: 1.0, r"got shape \(\)"),
+        (lambda features: features[..., 0] * np.nan, "not finite"),
+        (lambda features: features[..., 99], "reward_fn raised IndexError"),
+        (3, "reward_fn must be a function"),
+    ],
+)
+def test_rewards_that_are_refused(fitted, reward, message):
+    _, model, held_out = fitted
+    with pytest.raises(ValueError, match=message):
+        model.reward_advantage(held_out.observations[:2], reward)
+
+
+def test_events_must_be_boolean(fitted):
+    _, model, held_out = fitted
+    with pytest.raises(ValueError, match="must return booleans of shape"):
+        model.event_effect(held_out.observations[:2], lambda paths: paths[..., 0, 0])
+    with pytest.raises(ValueError, match="must return booleans of shape"):
+        model.event_effect(held_out.observations[:2], lambda paths: paths[..., 0] > 0)
+
+
+@pytest.mark.filterwarnings("ignore:on 50 events")
+def test_a_query_that_knows_only_samples_is_refused(fitted):
+    world, model, held_out = fitted
+    size = len(world.native.feature_names)
+    events = np.random.default_rng(0).normal(size=(50, size))
+    query = cqm.Query.samples(events, np.abs(events[:, 0]), world)
+    with pytest.raises(ValueError, match="knows its reward only on samples"):
+        model.reward_advantage(held_out.observations[:2], query)
+
+
+def market_world(*, price_matters):
+    """Stock that actions move, and a price that no action moves."""
+
+    def step(state, action, noise):
+        gain = 1 + np.tanh(state[:, 1 if price_matters else 0])
+        stock = 0.8 * state[:, 0] + action[:, 0] * gain
+        return np.stack([stock, 0.7 * state[:, 1] + noise[:, 0]], axis=1)
+
+    return FunctionWorld(
+        step,
+        lambda num, rng: rng.normal(size=(num, 2)),
+        exogenous=lambda num, horizon, rng: 0.5 * rng.normal(size=(num, horizon, 1)),
+        candidate_actions=[[-1.0], [0.0], [1.0]],
+        feature_names=["stock", "price"],
+        observation_names=["stock", "price"],
+    )
+
+
+def test_a_price_that_shapes_effects_is_part_of_the_futures():
+    branches, held_out = sets(market_world(price_matters=True))
+    model = EffectModel(**UNROLLED).fit(branches)
+    worth = lambda features: np.maximum(features[..., 0] * features[..., 1], 0)
+    truth = expected(held_out, lambda paths: worth(paths) @ held_out.recipe.discounts)
+    assert squared_error(model.reward_advantage(held_out.observations, worth), truth) < 0.1
+
+
+def test_a_reward_of_futures_that_are_not_learned_is_refused_by_name():
+    branches, held_out = sets(market_world(price_matters=False))
+    model = EffectModel(**{**UNROLLED, "updates": 10}).fit(branches)
+    states = held_out.observations[:2]
+    with pytest.raises(ValueError, match="the futures of the features price are not learned"):
+        model.reward_advantage(states, lambda features: features[..., 0] * features[..., 1])
+    with pytest.raises(ValueError, match="price are not learned"):
+        model.event_effect(states, lambda paths: (paths[..., 1] > 0).any(axis=-1))
+    assert model.reward_advantage(states, lambda features: features[..., 0] ** 2).shape == (2, 3)
+    assert np.isnan(model.effect_measure(states[0], 1).events[:, 1]).all()
+
+
+def test_models_that_cannot_sample_futures_say_why():
+    reward = lambda features: features[..., 0]
+    branches, _ = sets(SeedWorld(limit=0.0), states=300)
+    model = EffectModel(**{**UNROLLED, "updates": 10}).fit(branches)
+    with pytest.raises(ValueError, match="noise is given as seeds"):
+        model.reward_advantage(branches.observations[:2], reward)
+    without = EffectModel(candidates="ridge").fit(branches)
+    with pytest.raises(ValueError, match="per_step=True"):
+        without.reward_advantage(branches.observations[:2], reward)
+    with pytest.raises(ValueError, match="not fitted"):
+        EffectModel().reward_advantage(branches.observations[:2], reward)
