@@ -229,6 +229,24 @@ def least_squares():
     return markdown(header, lines)
 
 
+def rewards():
+    """Regret for rewards that are not linear, by the way they are answered."""
+    ways = ("integrated", "projected", "regressed", "exact_projection", "floor")
+    header = ["world", "nuisance", "reward", *(way.replace("_", " ") for way in ways)]
+    return markdown(
+        header,
+        [
+            [
+                short(row["world"]),
+                row["nuisance"],
+                row["reward"],
+                *(f"{float(row[f'regret_{way}']):.3f}" for way in ways),
+            ]
+            for row in rows("rewards.csv")
+        ],
+    )
+
+
 def null_sets():
     """How often logs seem to show an effect where there is none."""
     found = rows("null_sets.csv")
@@ -250,6 +268,7 @@ FILLED = {
     "cate": cate,
     "least-squares": least_squares,
     "null-sets": null_sets,
+    "rewards": rewards,
 }
 
 
