@@ -312,7 +312,13 @@ class HindsightModel(LogEstimator):
     ) -> FourierPredictor:
         """A model of the state from the noisy effects of every trajectory.
 
-        The effects are a sum of parts `[n, actions, d]`, each shrunk as much as its noise demands.
+        Args:
+            seen: Coordinates of the observations, `[n, coordinates]`.
+            inputs: The map to these coordinates.
+            targets: The effects `[n, actions, d]` and, if they are corrected, what to add to them.
+                The correction may be all noise; it is shrunk to what other folds confirm of it.
+            basis: From the d values to features, `[features, d]`; None if they are the features.
+            folds: The fold of each trajectory, `[n]`.
         """
         num, num_actions, size = targets[0].shape
         scale = np.sqrt((targets[0] ** 2).mean(axis=(0, 1))) + 1e-300
@@ -322,11 +328,27 @@ class HindsightModel(LogEstimator):
         for _ in range(self.members or MEMBERS):
             features = RandomFourierFeatures.draw(seen, _WAVES, rng)
             design = features(seen)
-            weights = sum(ridge(design, part, folds).weights for part in flat)
-            shaped = np.reshape(weights, (-1, num_actions, size))
+            weights = ridge(design, flat[0], folds).weights
+            for part in flat[1:]:
+                fitted = ridge(design, part, folds)
+                weights = weights + fitted.weights * np.tile(
+                    _confirmed(fitted.predictions, part, size), num_actions
+                )
+            shaped = weights.reshape(-1, num_actions, size)
             members.append((features, np.moveaxis(shaped, 0, 1)))
         basis = (np.eye(size) if basis is None else basis) * scale
         return FourierPredictor.of_members(inputs, members, basis)
+
+
+def _confirmed(predictions: np.ndarray, targets: np.ndarray, size: int) -> np.ndarray:
+    """The factor between 0 and 1, for each of `size` values, that suits held-out targets best.
+
+    >>> _confirmed(np.array([[1.0, 1.0], [-1.0, 1.0]]), np.array([[0.5, 3.0], [-0.5, -3.0]]), 2)
+    array([0.5, 0. ])
+    """
+    predictions, targets = (values.reshape(-1, size) for values in (predictions, targets))
+    squares = (predictions**2).sum(axis=0)
+    return np.clip((predictions * targets).sum(axis=0) / np.where(squares > 0, squares, 1), 0, 1)
 
 
 def _surprises(values: np.ndarray, regressors: np.ndarray, folds: np.ndarray) -> np.ndarray:
