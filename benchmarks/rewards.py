@@ -55,7 +55,7 @@ REWARDS = {
     "walker-walk": {
         "the task's own": "(3 * exp(log(0.1) * (minimum(height - 1.2, 0) / 0.6)**2) "
         "+ (1 + torso_cos) / 2) / 4 "
-        "* (5 * clip(1 - (1 - minimum(velocity_rootx, 1)), 0, 1) + 1) / 6",
+        "* (5 * clip(velocity_rootx, 0, 1) + 1) / 6",
     },
 }
 """Formulas. The tasks' own rewards lack their factor for small controls and use the speed of the
