@@ -523,6 +523,23 @@ def test_fit_then_query(tmp_path, capsys):
     assert "no_such_thing" in capsys.readouterr().err
 
 
+@pytest.mark.filterwarnings("ignore:on 4096 events")  # the projection is poor
+def test_a_reward_that_is_not_linear_is_integrated_on_request(tmp_path, capsys):
+    collect = ["collect", "cartpole-swingup", "--horizon", "4", "--per-step", "--states", "300"]
+    collect += ["--action-names", "left", "none", "right"]
+    assert main([*collect, "--out", str(tmp_path / "train")]) == 0
+    model = str(tmp_path / "model")
+    fit = ["fit", str(tmp_path / "train"), "--out", model, "--candidates", "unrolled"]
+    assert main([*fit, "--updates", "400"]) == 0
+    capsys.readouterr()
+    ask = ["query", model, "--reward=-abs(cart_velocity)", "--states", "20", "--json"]
+    assert main([*ask, "--integrate"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["query"] == "-abs(cart_velocity) (integrated over predicted futures)"
+    assert answer["trust"].startswith("Predicted futures have no certificate")
+    assert {row["best"] for row in answer["states"]} >= {"left", "right"}  # against the motion
+
+
 @pytest.mark.filterwarnings("once:the query uses features that")
 def test_the_answers_of_a_calibrated_model_are_labelled(tmp_path, capsys):
     world = cqm.load_world("cartpole-swingup", action_names=("left", "none", "right"))

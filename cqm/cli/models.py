@@ -163,6 +163,9 @@ class Ask:
     """Directory of a model, or of logs, from which a residual model is learned first."""
     reward: str
     """Formula over the world's features; if it starts with a minus sign, write --reward="-x"."""
+    integrate: bool = False
+    """Integrate a reward that is not linear in the features over predicted futures, instead of
+    projecting it onto the features."""
     states: int | Path = 8
     """Number of states to sample from the world or the logs, or a file of observations (.csv,
     .tsv, .parquet, .npy or .safetensors)."""
@@ -208,7 +211,7 @@ class Ask:
         model = source  # learned only now, so that a mistake above costs no time
         if isinstance(model, Logs):
             model = ResidualModel(seed=self.seed).fit(model, show_progress=True)
-        advantages = model.advantage(observations, query)
+        advantages = self._advantages(model, observations, query)
         recipe, names = model.recipe_, model.action_names_
         following = recipe.continuation.describe(names)
         meaning = meaning_of_best(recipe.discount, recipe.horizon, following)
@@ -219,15 +222,35 @@ class Ask:
         if self.out is not None:
             write_ranking(self.out, answers, names, self.id)
         if self.json:
-            about = {"query": str(query), "trust": trust, "meaning": meaning, "actions": names}
+            about = {
+                "query": self._title(query),
+                "trust": trust,
+                "meaning": meaning,
+                "actions": names,
+            }
             print(as_json({**about, "states": answers}))
         elif self.out is not None:
             print(f"{trust}\n{meaning}\nsaved {counted(len(answers), 'state')} in {self.out}")
         else:
-            print(f"Best first action for {query}")
+            print(f"Best first action for {self._title(query)}")
             print(text_table([answer_row(answer, names) for answer in answers]))
             print(f"{trust}\n{meaning}")
         return 0
+
+    def _title(self, query: Query) -> str:
+        return f"{query.name} (integrated over predicted futures)" if self.integrate else str(query)
+
+    def _advantages(self, model: Estimator, observations: np.ndarray, query: Query) -> np.ndarray:
+        from cqm.models.effect import EffectModel
+
+        if not self.integrate:
+            return model.advantage(observations, query)
+        if not isinstance(model, EffectModel):
+            raise ValueError(
+                f"--integrate needs a model fitted from branches; {self.directory} holds logs or a "
+                "model fitted from them"
+            )
+        return model.reward_advantage(observations, query)
 
     def _source(self) -> tuple[Estimator | Logs, Logs | None]:
         """The model to ask, or the logs to learn it from; the logs that intervals come from."""
@@ -271,6 +294,8 @@ class Ask:
         """What is known about the answers, and how far to trust them in words."""
         from cqm.models.log_estimator import LogEstimator
 
+        if self.integrate:
+            return None, "Predicted futures have no certificate, so their error is unknown."
         verdict: Verdict | LogVerdict
         if model.calibration_ is not None:
             verdict = model.certify(observations, query, confidence=self.confidence)

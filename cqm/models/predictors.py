@@ -26,6 +26,7 @@ from cqm.regression import RandomFourierFeatures, Table, predictions_in_blocks
 
 _SMALL_BLOCKS = (1, 16)  # rows per block for one state, or a few
 _UNROLLED_ROWS = 32  # states that are unrolled at once, each with all actions and continuations
+_FUTURES_BYTES = 2**27  # futures that are in memory at once, if they are those of several states
 
 
 class Predictor(Protocol):
@@ -228,7 +229,10 @@ class UnrolledPredictor:
         """
         assert self.levels is not None
         inputs, drawn = np.asarray(self.inputs(observations), np.float32), self._drawn()
-        for block, num in _padded_blocks(inputs, _UNROLLED_ROWS):
+        values = len(self.levels.shift) * len(self.discounts) * len(self.controls)
+        most = _FUTURES_BYTES // (8 * values * len(self.continuations))
+        size = next(n for n in (_UNROLLED_ROWS, *_SMALL_BLOCKS[::-1]) if n <= max(1, most))
+        for block, num in _padded_blocks(inputs, size):
             steps = np.asarray(_by_member(_unrolled_steps, self.network, block, *drawn), float)
             # [members, horizon, n, draws, actions, steps] -> [n, members, draws, actions, horizon]
             steps = np.moveaxis(steps[:, :, :num], (2, 0, 3, 4, 1), (0, 1, 2, 3, 4))

@@ -33,12 +33,12 @@ def _other_collect(materials, directory):
 # Two operations in one directory, and how often out of 20 trials. If they are the same, their files
 # must be those of one alone; if not, what is read afterwards must be one of the two, or refused.
 PAIRS = {
-    "collect and collect": (kills.OPERATIONS["collect"], kills.OPERATIONS["collect"], 8),
-    "collect and collect otherwise": (kills.OPERATIONS["collect"], _other_collect, 3),
-    "save logs and other logs": (_logs, _other_logs, 3),
-    "save a model and another": (_model, _other_model, 3),
-    "fit and fit": (kills.OPERATIONS["fit"], kills.OPERATIONS["fit"], 2),
-    "reproduce and reproduce": (kills.OPERATIONS["reproduce"], kills.OPERATIONS["reproduce"], 1),
+    "collect twice": (kills.OPERATIONS["collect"], kills.OPERATIONS["collect"], 8),
+    "collect with two seeds": (kills.OPERATIONS["collect"], _other_collect, 3),
+    "save two sets of logs": (_logs, _other_logs, 3),
+    "save two models": (_model, _other_model, 3),
+    "fit twice": (kills.OPERATIONS["fit"], kills.OPERATIONS["fit"], 2),
+    "reproduce twice": (kills.OPERATIONS["reproduce"], kills.OPERATIONS["reproduce"], 1),
 }
 NEEDED = ("pendulum", "logs", "other-logs", "model", "other-model")
 
