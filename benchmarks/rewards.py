@@ -6,7 +6,7 @@ with the truth, which is the mean over many draws of every action's branch:
 - integrated: `model.reward_advantage`, which sums the reward along predicted futures;
 - projected: `model.advantage` of the least-squares projection of the reward on the features;
 - regressed: ridge regression of the reward's own effects on the state, fitted anew per reward;
-- exact projection: the projection's answer if all effects were known exactly.
+- exact projection: the projection's answer if the effects were known, from half of the draws.
 
 Regret is a share of what there is to gain over a random action. The floor is the regret of choosing
 by the mean of half of the draws, judged by the other half.
@@ -120,14 +120,14 @@ def scores(settings: Settings, name: str, nuisance: int) -> list[dict[str, Any]]
             query = cqm.Query.formula(formula, world)
         if query.reward_fn is None:
             raise ValueError(f"the reward {formula!r} is linear")
-        draws = center(values(test, query.reward_fn))  # [n, draws, actions]
+        draws = center(values(test, query.reward_fn))
         truth = draws.mean(axis=1)
         half = settings.draws // 2
         answers = {
             "integrated": model.reward_advantage(test.observations, query),
             "projected": model.advantage(test.observations, query),
             "regressed": regressed(train, test, query.reward_fn),
-            "exact_projection": test.effects().mean(axis=1) @ query.weights,
+            "exact_projection": test.effects()[:, :half].mean(axis=1) @ query.weights,
         }
         row = {"world": name, "nuisance": nuisance, "reward": title, "formula": formula}
         row |= {f"regret_{way}": round(regret(found, truth), 4) for way, found in answers.items()}
@@ -144,7 +144,7 @@ def scores(settings: Settings, name: str, nuisance: int) -> list[dict[str, Any]]
 
 
 def values(branches: Branches, reward_fn: cqm.queries.RewardFn) -> np.ndarray:
-    """Discounted rewards of every branch, `[n, draws, actions]`."""
+    """Discounted rewards of every branch, `[n, draws, actions, 1]`."""
     parts = [reward_fn(part.array("steps")) @ part.recipe.discounts for part in branches.batches()]
     return np.concatenate(parts)[..., None]
 

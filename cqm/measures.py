@@ -354,7 +354,7 @@ def sample_events(
     return EventSample(events, delays)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class SampledMeasure:
     """A signed measure over events as weighted samples, such as the effect of one action.
 
@@ -373,7 +373,13 @@ class SampledMeasure:
 
     def integrate(self, reward_fn: Callable[[np.ndarray], np.ndarray]) -> float:
         """The integral of a reward, which maps features `[..., features]` to rewards `[...]`."""
-        return float(self.weights @ real_numbers("rewards", reward_fn(self.events), ("events",)))
+        rewards = real_numbers("the result of reward_fn", reward_fn(self.events), finite=True)
+        if rewards.shape != self.weights.shape:
+            raise ValueError(
+                f"reward_fn must return rewards of shape {self.weights.shape} for events of shape "
+                f"{self.events.shape}; got shape {rewards.shape}"
+            )
+        return float(self.weights @ rewards)
 
     def mean_features(self) -> np.ndarray:
         """The integral of every feature, `[features]`; for an effect measure, the effect."""

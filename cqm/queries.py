@@ -105,6 +105,11 @@ class Query:
             instance("error", self.error, ProjectionError, "a ProjectionError or None")
         if self.reward_fn is not None:
             function("reward_fn", self.reward_fn)
+            if self.error is None:
+                raise ValueError(
+                    "a query with a reward_fn also needs the error of its projection; make it with "
+                    "Query.formula or Query.goal"
+                )
         weights.setflags(write=False)
         object.__setattr__(self, "weights", weights)
 
@@ -193,12 +198,8 @@ class Query:
         affine = _affine(expression, names)
         if affine is not None:
             return cls.direction(affine[:-1], features, name=text)
-
-        def reward_fn(native: np.ndarray) -> np.ndarray:
-            columns = dict(zip(names, np.moveaxis(native, -1, 0), strict=True))
-            return _evaluated(expression, columns)
-
         sample = _events(features, events, num_events, seed)
+        reward_fn = _FormulaReward(names, expression)
         projected = cls._projected(sample, reward_fn(sample), features, text)
         return replace(projected, reward_fn=reward_fn)
 
@@ -237,13 +238,8 @@ class Query:
             raise ValueError(f"a goal needs a value for at least one of {list(names)}; got none")
         columns, sample = _columns(target, names), _events(features, events, num_events, seed)
         place = ", ".join(f"{feature}={value:g}" for feature, value in target.items())
-        kind = "squared distance" if squared else "distance"
-
-        def reward_fn(native: np.ndarray) -> np.ndarray:
-            distances = np.linalg.norm(native[..., columns] - [*target.values()], axis=-1)
-            return -(distances**2) if squared else -distances
-
-        name = f"-{kind} to {place}"
+        name = f"-{'squared distance' if squared else 'distance'} to {place}"
+        reward_fn = _GoalReward(names, tuple(columns), tuple(target.values()), squared)
         projected = cls._projected(sample, reward_fn(sample), features, name)
         return replace(projected, reward_fn=reward_fn)
 
@@ -290,6 +286,44 @@ class Query:
             problem = fit if poor else "is constant, so it prefers no action; pass other events"
             warnings.warn(f"on {len(events)} events, the reward {name!r} {problem}", stacklevel=3)
         return replace(cls.direction(weights, features, name=name), error=error)
+
+
+@dataclass(frozen=True)
+class _FormulaReward:
+    """The reward of a formula, as a function of native features."""
+
+    names: tuple[str, ...]
+    expression: _Expression
+
+    def __call__(self, features: np.ndarray) -> np.ndarray:
+        """Rewards `[...]` of features `[..., features]`."""
+        _check_features(features, self.names)
+        columns = dict(zip(self.names, np.moveaxis(features, -1, 0), strict=True))
+        return _evaluated(self.expression, columns)
+
+
+@dataclass(frozen=True)
+class _GoalReward:
+    """The negative distance to a target, as a function of native features."""
+
+    names: tuple[str, ...]
+    columns: tuple[int, ...]
+    target: tuple[float, ...]
+    squared: bool
+
+    def __call__(self, features: np.ndarray) -> np.ndarray:
+        """Rewards `[...]` of features `[..., features]`."""
+        _check_features(features, self.names)
+        distances = np.linalg.norm(features[..., list(self.columns)] - self.target, axis=-1)
+        return -(distances**2) if self.squared else -distances
+
+
+def _check_features(features: np.ndarray, names: tuple[str, ...]) -> None:
+    if features.shape[-1:] != (len(names),):
+        raise ValueError(
+            f"the reward is a function of {len(names)} features ({', '.join(names[:8])}"
+            f"{', …' if len(names) > 8 else ''}); got features of shape {features.shape}"
+        )
 
 
 QueryLike: TypeAlias = Query | Sequence[Query] | np.ndarray  # one, several, or plain weights

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -194,11 +195,17 @@ class Ask:
                 raise ValueError(f"--out and --states must be different files; got {self.out}")
         from cqm.decisions import meaning_of_best
         from cqm.logs.dataset import Logs
+        from cqm.models.effect import EffectModel
         from cqm.models.residual import ResidualModel
         from cqm.queries import Query
         from cqm.worlds import reload_world
 
         (source, logs), world = self._source(), None
+        if self.integrate and not isinstance(source, EffectModel):
+            raise ValueError(
+                f"--integrate needs a model fitted from branches; {self.directory} holds logs or a "
+                "model fitted from them"
+            )
         try:
             world = reload_world(source.world if isinstance(source, Logs) else source.world_)
         except ValueError as error:  # common with logs; feature names and a file are enough
@@ -206,7 +213,10 @@ class Ask:
                 raise ValueError(
                     f"{error}; to query without the world, pass --states FILE"
                 ) from error
-        query = Query.formula(self.reward, world or source)
+        with warnings.catch_warnings():
+            if self.integrate:  # a poor projection does not matter
+                warnings.filterwarnings("ignore", message="on .* events, the reward")
+            query = Query.formula(self.reward, world or source)
         observations, ids = self._observations(source, world, logs)
         model = source  # learned only now, so that a mistake above costs no time
         if isinstance(model, Logs):
@@ -238,19 +248,15 @@ class Ask:
         return 0
 
     def _title(self, query: Query) -> str:
-        return f"{query.name} (integrated over predicted futures)" if self.integrate else str(query)
+        integrated = self.integrate and query.error is not None
+        return f"{query.name} (integrated over predicted futures)" if integrated else str(query)
 
     def _advantages(self, model: Estimator, observations: np.ndarray, query: Query) -> np.ndarray:
         from cqm.models.effect import EffectModel
 
-        if not self.integrate:
-            return model.advantage(observations, query)
-        if not isinstance(model, EffectModel):
-            raise ValueError(
-                f"--integrate needs a model fitted from branches; {self.directory} holds logs or a "
-                "model fitted from them"
-            )
-        return model.reward_advantage(observations, query)
+        if self.integrate and isinstance(model, EffectModel):
+            return model.reward_advantage(observations, query)
+        return model.advantage(observations, query)
 
     def _source(self) -> tuple[Estimator | Logs, Logs | None]:
         """The model to ask, or the logs to learn it from; the logs that intervals come from."""
@@ -294,7 +300,7 @@ class Ask:
         """What is known about the answers, and how far to trust them in words."""
         from cqm.models.log_estimator import LogEstimator
 
-        if self.integrate:
+        if self.integrate and query.error is not None:
             return None, "Predicted futures have no certificate, so their error is unknown."
         verdict: Verdict | LogVerdict
         if model.calibration_ is not None:

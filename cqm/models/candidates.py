@@ -73,6 +73,7 @@ _STEP_UPDATES, _STEP_BATCH = 3, 1 / 2  # of single steps, relative to those of t
 _RIDGE_FAMILIES = 50_000  # more families hardly change a regression
 _WAVES, _ROUNDS = 1_024, 1
 _CORRECTION_DRAWS, _CORRECTED_ROWS = 8, 512
+_FUTURE_PATHS = 512  # noise paths kept for sampling futures
 _MAX_PAIRS = 1_000  # products of inputs in a quadratic regression
 
 
@@ -534,12 +535,14 @@ class Unrolled(Trained):
     @functools.cached_property
     def _paths(self) -> np.ndarray:
         """Observed noise paths to average over, `[draws, horizon, noise]`."""
+        return self._sampled_paths(self.model.draws, purpose=1)
+
+    def _sampled_paths(self, num: int, *, purpose: int) -> np.ndarray:
+        """A random sample of observed noise paths, `[num, horizon, noise]`."""
         noise = self._standardised(self.task.families[:FAMILIES].noise)
         paths = noise.reshape(-1, *noise.shape[2:])
-        chosen = np.random.default_rng([self.model.seed, 1]).choice(
-            len(paths), self.model.draws, replace=len(paths) < self.model.draws
-        )
-        return paths[chosen]
+        rng = np.random.default_rng([self.model.seed, purpose])
+        return paths[rng.choice(len(paths), num, replace=len(paths) < num)]
 
     def first_stages(self, updates: int) -> list[Stage]:
         """Training on single steps, if the features contain the observation."""
@@ -591,7 +594,8 @@ class Unrolled(Trained):
         """How features follow from coordinates; None where only their mean can be predicted."""
         if self.task.families.noise_kind == "seeds":
             return None
-        return Levels(*self.task.frame.native_levels())
+        noise = self._sampled_paths(_FUTURE_PATHS, purpose=5) if self.has_signal else None
+        return Levels(*self.task.frame.native_levels(), noise)
 
     def explanation(self, network: Any) -> Explanation | None:
         """The networks' explanation of all families' labels.

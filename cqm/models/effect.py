@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -32,6 +33,7 @@ from cqm.observations import as_observations
 from cqm.queries import Query, RewardFn
 from cqm.quotient import ComparisonGraph, Reference, as_reference, center
 
+_POOR = 1.25  # a transition whose error is higher than the lowest by this factor is poor
 _FUTURES = 256  # sampled futures per action; rewards and events vary more than effects
 
 
@@ -184,7 +186,7 @@ class EffectModel(Estimator):
             observations: `[n, observations]`, or `[observations]` for one state.
             reward_fn: Maps features `[..., features]` to rewards `[...]`; native features if a
                 nuisance is mixed into them. Or a query from a formula or a goal.
-            draws: Number of futures per action to average over.
+            draws: Number of futures per action to average over, for each member of the ensemble.
 
         >>> import cqm
         >>> move = lambda state, action, noise: 0.9 * state + action
@@ -199,6 +201,11 @@ class EffectModel(Estimator):
         self._fitted()
         discounts = self.recipe_.discounts
         if isinstance(reward_fn, Query):
+            if len(reward_fn.weights) != len(self.feature_names):
+                raise ValueError(
+                    f"the query has {len(reward_fn.weights)} weights; the model has "
+                    f"{len(self.feature_names)} features"
+                )
             if reward_fn.error is None:  # linear, so the effects give the exact answer
                 return self.advantage(observations, reward_fn)
             if reward_fn.reward_fn is None:
@@ -216,13 +223,17 @@ class EffectModel(Estimator):
     def event_effect(
         self, observations: ArrayLike, event_fn: EventFn, *, draws: int = _FUTURES
     ) -> np.ndarray:
-        """How much likelier each action makes an event than the average action, `[n, actions]`.
+        """How much likelier each action makes an event than the reference does, `[n, actions]`.
 
         Args:
             observations: `[n, observations]`, or `[observations]` for one state.
             event_fn: Maps paths `[..., horizon, features]` to booleans `[...]`: whether the event
                 happens along the path. Native features if a nuisance is mixed into them.
             draws: Number of futures per action to average over.
+
+        With a model and a world as for `reward_advantage`, whether |x| ever exceeds 5::
+
+            model.event_effect(states, lambda paths: (abs(paths[..., 0]) > 5).any(axis=-1))
         """
         return self._integrated(observations, lambda futures: happens(event_fn, futures), draws)
 
@@ -286,6 +297,7 @@ class EffectModel(Estimator):
                 "as seeds or the model was saved by an earlier version of cqm; describe the noise "
                 "as a signal (a FunctionWorld with exogenous=...), or fit the model again"
             )
+        self._warn_of_a_poor_transition()
         if draws is None:
             return transition
         draws = whole_number("draws", draws, least=1)
@@ -295,6 +307,17 @@ class EffectModel(Estimator):
         if transition.behaviour is None:
             drawn = self.recipe_.continuation.draw(drawn, num_actions)
         return transition.with_continuations(drawn)
+
+    def _warn_of_a_poor_transition(self) -> None:
+        errors = {row.candidate: row.error for row in self.comparison_ if np.isfinite(row.error)}
+        lowest = min(errors.values(), default=np.nan)
+        if errors.get("unrolled", 0.0) > _POOR * lowest:
+            warnings.warn(
+                f"on held-out families, the transition's error is {errors['unrolled']:.2g}, and "
+                f"the lowest of all candidates is {lowest:.2g}; answers from its futures may "
+                "mislead",
+                stacklevel=4,
+            )
 
     def to_numpy(self) -> Scorer:
         """A scorer that computes the same effects with NumPy alone; see also `Scorer.load`."""

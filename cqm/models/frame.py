@@ -26,7 +26,8 @@ _ROUNDING = 1e-11  # effects below this share of the outcome are rounding errors
 _WAVES, _ROUNDS = 512, 3
 _SMALLEST_SCALE = 0.02  # scale of a direction that does not seem to matter
 _CARRIED_SCALE = 0.1  # directions of the rest with a larger scale are predicted at every step
-_DETERMINED = 1e-4  # an error below this share of the largest value is negligible
+_DETERMINED = 1e-3  # an error below this share of a feature's standard deviation is negligible
+_LEVEL_ROWS = 100_000  # enough steps to see what the coordinates leave out
 _PURER = 0.01  # raw units are used if they lower the log-variance per coordinate by more
 
 
@@ -228,9 +229,11 @@ class Frame:
         if branches.nuisance is not None and branches.mixing is not None:
             to_native = branches.mixing["features"][:, branches.nuisance["dimension"] :]
         flat = branches[:_STEP_FAMILIES].step_features.reshape(-1, len(to_native))
+        flat = flat[:: max(1, len(flat) // _LEVEL_ROWS)]
         missing = (flat - frame.steps.shift - frame.steps(flat) @ frame.levels.T) @ to_native
         native = flat @ to_native
-        determined = missing.std(axis=0) <= _DETERMINED * np.abs(native).max(axis=0, initial=0)
+        rounding = _ROUNDING * np.abs(native).max(axis=0, initial=0)
+        determined = missing.std(axis=0) <= _DETERMINED * native.std(axis=0) + rounding
         unknown = np.where(determined, 0.0, missing.std(axis=0))
         return frame.steps.shift @ to_native, to_native.T @ frame.levels, unknown
 

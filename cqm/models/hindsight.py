@@ -321,7 +321,7 @@ class HindsightModel(LogEstimator):
             folds: The fold of each trajectory, `[n]`.
         """
         num, num_actions, size = targets[0].shape
-        scale = np.sqrt((targets[0] ** 2).mean(axis=(0, 1))) + 1e-300
+        scale = np.sqrt(sum((part**2).mean(axis=(0, 1)) for part in targets)) + 1e-150
         flat = [(part / scale).reshape(num, -1) for part in targets]
         rng = np.random.default_rng(self.seed + 1)
         members = []

@@ -172,7 +172,9 @@ def _expected(kind: str, arrays: Mapping[str, np.ndarray]) -> Axes:
 def _unrolled(arrays: Mapping[str, np.ndarray]) -> Axes:
     axes = _UNROLLED | (_LATENT if "network.lift.weight" in arrays else _PLAIN)
     axes |= _NOISE if "noise" in arrays else {}
-    axes |= _LEVELS if "levels.shift" in arrays else {}
+    if "levels.shift" in arrays:
+        axes |= _LEVELS
+        axes |= {"levels.noise": "paths horizon noise"} if "noise" in arrays else {}
     if "behaviour.layers.0.weight" in arrays and "network.lift.weight" in arrays:
         raise ValueError("a model with a latent state cannot have a behaviour policy")
     return axes | (_BEHAVIOUR if "behaviour.layers.0.weight" in arrays else {})

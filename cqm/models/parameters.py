@@ -109,6 +109,8 @@ def read_params(settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> dic
         params["decoder_rank"] = params.pop("rank")
     if "method" in params and "candidates" in defaults:  # an effect model of version 0.2
         params = _current_effect_params(params)
+    if "corrected" in defaults:  # a hindsight model of version 0.2 has no correction
+        params.setdefault("corrected", False)
     if unknown := sorted(set(params) - set(defaults)):
         raise ValueError(f"unknown settings {unknown}; available: {list(defaults)}")
     types: tuple[tuple[str, Any], ...] = (

@@ -180,6 +180,7 @@ class Levels:
     shift: np.ndarray  # [native]
     matrix: np.ndarray  # [native, steps], without those of a latent state
     unknown: np.ndarray  # [native], standard deviation of what the coordinates do not contain
+    noise: np.ndarray | None = None  # [paths, horizon, noise], observed paths; None without noise
 
     def __call__(self, coordinates: np.ndarray) -> np.ndarray:
         """Features `[..., native]` of coordinates `[..., steps]`; latent ones come first."""
@@ -188,11 +189,12 @@ class Levels:
 
     def arrays(self) -> Arrays:
         """The map, by its names in a file."""
-        return {
+        arrays = {
             "levels.shift": self.shift,
             "levels.matrix": self.matrix,
             "levels.unknown": self.unknown,
         }
+        return arrays if self.noise is None else arrays | {"levels.noise": self.noise}
 
 
 @dataclass(frozen=True)
@@ -229,9 +231,8 @@ class UnrolledPredictor:
         """
         assert self.levels is not None
         inputs, drawn = np.asarray(self.inputs(observations), np.float32), self._drawn()
-        values = len(self.levels.shift) * len(self.discounts) * len(self.controls)
-        most = _FUTURES_BYTES // (8 * values * len(self.continuations))
-        size = next(n for n in (_UNROLLED_ROWS, *_SMALL_BLOCKS[::-1]) if n <= max(1, most))
+        most = max(1, _FUTURES_BYTES // self._bytes_per_state(len(self.continuations)))
+        size = next(n for n in (_UNROLLED_ROWS, *_SMALL_BLOCKS[::-1]) if n <= most)
         for block, num in _padded_blocks(inputs, size):
             steps = np.asarray(_by_member(_unrolled_steps, self.network, block, *drawn), float)
             # [members, horizon, n, draws, actions, steps] -> [n, members, draws, actions, horizon]
@@ -240,14 +241,25 @@ class UnrolledPredictor:
             carried = steps[..., self.network.num_moved : self.network.num_states]
             if self.network.lift is None:
                 carried[...] = carried.mean(axis=3, keepdims=True)
-            yield self.levels(steps.reshape(num, -1, *steps.shape[3:]))
+            yield self.levels(steps.reshape(num, steps.shape[1] * steps.shape[2], *steps.shape[3:]))
 
     def with_continuations(self, continuations: np.ndarray) -> UnrolledPredictor:
-        """The same transition under other continuations; paths of noise are repeated."""
-        noise = self.noise
+        """The same transition under other continuations and paths of noise, to sample futures.
+
+        If there are more continuations than observed paths, paths are used several times.
+        """
+        assert self.levels is not None
+        need = self._bytes_per_state(len(continuations))
+        require_memory(f"sampling {len(continuations):,} futures", need, "choose fewer draws")
+        noise = self.levels.noise
         if noise is not None:
             noise = noise[np.arange(len(continuations)) % len(noise)]
         return replace(self, continuations=continuations, noise=noise)
+
+    def _bytes_per_state(self, draws: int) -> int:
+        """Memory for the futures of one state: single and double precision, and a copy."""
+        members, coordinates = self.network.last.bias.shape
+        return 20 * members * draws * len(self.controls) * len(self.discounts) * coordinates
 
     def _drawn(self) -> tuple[Any, ...]:
         """Control vectors, draws of later actions and noise, and the behaviour policy."""

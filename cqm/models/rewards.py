@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -11,8 +11,10 @@ from cqm.arguments import function, real_numbers
 from cqm.models.predictors import UnrolledPredictor
 from cqm.queries import RewardFn
 
-EventFn = Callable[[np.ndarray], np.ndarray]  # paths [..., horizon, d] -> whether it happens [...]
-_PROBED = 4  # states on which a function is probed for what it depends on
+EventFn: TypeAlias = Callable[
+    [np.ndarray], np.ndarray
+]  # paths [..., horizon, d] -> whether it happens [...]
+_FACTORS = (1.0, 4.0)  # spread of the values that are tried, relative to the feature's own
 
 
 def rewards_of(reward_fn: RewardFn, features: np.ndarray) -> np.ndarray:
@@ -49,43 +51,62 @@ def happens(event_fn: EventFn, paths: np.ndarray) -> np.ndarray:
 def sampled_futures(
     transition: UnrolledPredictor,
     observations: np.ndarray,
-    depends_fn: Callable[[np.ndarray], np.ndarray],
+    values_fn: Callable[[np.ndarray], np.ndarray],
     names: Sequence[str],
 ) -> Iterator[np.ndarray]:
     """Futures `[n, draws, actions, horizon, features]`, block by block of states.
 
-    Raises `ValueError` if the function depends on features that the futures do not contain.
+    Raises `ValueError` if the function depends on features that the futures do not contain: then
+    its value changes when these features take other values at random.
 
     Args:
         transition: A transition that can sample futures.
         observations: `[n, observations]`.
-        depends_fn: A function of such futures.
+        values_fn: The function of such futures that is to be integrated.
         names: Names of the features, or none if they are unknown.
     """
     assert transition.levels is not None
     unknown = transition.levels.unknown
-    for i, futures in enumerate(transition.futures(observations)):
-        if i == 0:
-            probe = futures[:_PROBED]
-            answer = depends_fn(probe)
-            used = []
-            for feature in np.flatnonzero(unknown):
-                changed = probe.copy()
-                changed[..., feature] += unknown[feature]
-                if not np.array_equal(depends_fn(changed), answer):
-                    used.append(names[int(feature)] if names else f"number {feature}")
-            if used:
-                raise ValueError(
-                    f"the futures of the features {', '.join(used)} are not learned, because no "
-                    "action moves them and effects hardly depend on them; a function that uses "
-                    "them cannot be integrated. Make the reward itself a feature of the world"
-                )
+    for futures in transition.futures(observations):
+        if not np.isfinite(futures).all():
+            raise ValueError(
+                "the predicted futures are not finite; the states may be far from those that the "
+                "model learned from"
+            )
+        missing = np.flatnonzero(unknown)
+        if len(missing) and _depends(values_fn, futures, unknown, missing):
+            used = [i for i in missing if _depends(values_fn, futures, unknown, np.array([i]))]
+            words = [names[int(i)] if names else f"number {i}" for i in used or missing]
+            raise ValueError(
+                f"the futures of the features {', '.join(words)} are not learned: no action moves "
+                "them, or only in directions that other features show better, and effects hardly "
+                "depend on them. A function that uses them cannot be integrated; make its value a "
+                "feature of the world"
+            )
         yield futures
 
 
+def _depends(
+    values_fn: Callable[[np.ndarray], np.ndarray],
+    futures: np.ndarray,
+    spread: np.ndarray,
+    chosen: np.ndarray,
+) -> bool:
+    """Whether a function of futures depends on some features, tried with random values."""
+    answer, rng = values_fn(futures), np.random.default_rng(0)
+    for factor in _FACTORS:
+        changed = futures.copy()
+        shape = (*futures.shape[:-1], len(chosen))
+        changed[..., chosen] += factor * spread[chosen] * rng.standard_normal(shape)
+        if not np.array_equal(values_fn(changed), answer):
+            return True
+    return False
+
+
 def _called(name: str, fn: Callable[[np.ndarray], Any], features: np.ndarray) -> Any:
+    function(name, fn)
     try:
-        return function(name, fn)(features)
+        return fn(features)
     except Exception as error:  # a user's function may raise anything
         raise ValueError(
             f"{name} raised {type(error).__name__}: {error}; it is called with features of shape "

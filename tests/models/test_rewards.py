@@ -1,5 +1,7 @@
 """Rewards, events and measures of a branched model: integrated over futures, or refused."""
 
+import pickle
+
 import numpy as np
 import pytest
 from support.worlds import SeedWorld, pendulum_world
@@ -137,6 +139,32 @@ def test_events_must_be_boolean(fitted):
         model.event_effect(held_out.observations[:2], lambda paths: paths[..., 0] > 0)
 
 
+@pytest.mark.filterwarnings("ignore:on")  # the projections are poor
+def test_queries_are_functions_that_check_their_features(fitted):
+    world, model, held_out = fitted
+    native = np.tile([1.0, -2.0, 0.0], (2, 1))
+    for query, expected in (
+        (cqm.Query.formula("-abs(speed)", world), [-2.0, -2.0]),
+        (cqm.Query.goal({"angle": 4.0, "speed": 2.0}, world), [-5.0, -5.0]),
+    ):
+        copied = pickle.loads(pickle.dumps(query))  # as for other processes
+        np.testing.assert_allclose(copied.reward_fn(native), expected)
+        with pytest.raises(ValueError, match="function of 3 features"):
+            query.reward_fn(native[:, :2])
+    events = np.random.default_rng(0).normal(size=(50, 1))
+    other = cqm.Query.goal({"x": 0.0}, ["x"], events=events)
+    with pytest.raises(ValueError, match="feature"):
+        model.reward_advantage(held_out.observations[:2], other)
+    with pytest.raises(ValueError, match="needs the error of its projection"):
+        cqm.Query(np.ones(3), reward_fn=lambda features: features[..., 0])
+
+
+def test_no_states(fitted):
+    _, model, held_out = fitted
+    none = held_out.observations[:0]
+    assert model.reward_advantage(none, lambda features: features[..., 0]).shape == (0, 3)
+
+
 @pytest.mark.filterwarnings("ignore:on 50 events")
 def test_a_query_that_knows_only_samples_is_refused(fitted):
     world, model, held_out = fitted
@@ -147,17 +175,18 @@ def test_a_query_that_knows_only_samples_is_refused(fitted):
         model.reward_advantage(held_out.observations[:2], query)
 
 
-def market_world(*, price_matters):
+def market_world(*, price_matters, level=0.0):
     """Stock that actions move, and a price that no action moves."""
 
     def step(state, action, noise):
         gain = 1 + np.tanh(state[:, 1 if price_matters else 0])
         stock = 0.8 * state[:, 0] + action[:, 0] * gain
-        return np.stack([stock, 0.7 * state[:, 1] + noise[:, 0]], axis=1)
+        price = level + 0.7 * (state[:, 1] - level) + noise[:, 0]
+        return np.stack([stock, price], axis=1)
 
     return FunctionWorld(
         step,
-        lambda num, rng: rng.normal(size=(num, 2)),
+        lambda num, rng: rng.normal(np.array([0.0, level]), size=(num, 2)),
         exogenous=lambda num, horizon, rng: 0.5 * rng.normal(size=(num, horizon, 1)),
         candidate_actions=[[-1.0], [0.0], [1.0]],
         feature_names=["stock", "price"],
@@ -171,18 +200,40 @@ def test_a_price_that_shapes_effects_is_part_of_the_futures():
     worth = lambda features: np.maximum(features[..., 0] * features[..., 1], 0)
     truth = expected(held_out, lambda paths: worth(paths) @ held_out.recipe.discounts)
     assert squared_error(model.reward_advantage(held_out.observations, worth), truth) < 0.1
+    [futures] = model.transition_.futures(held_out.observations[:2])
+    prices = futures[..., 1]  # shared by all actions, and different in every draw
+    np.testing.assert_allclose(prices, np.broadcast_to(prices[:, :, :1], prices.shape), atol=1e-6)
+    assert len(np.unique(prices[0, :, 0, -1].round(9))) == 64
 
 
-def test_a_reward_of_futures_that_are_not_learned_is_refused_by_name():
-    branches, held_out = sets(market_world(price_matters=False))
+@pytest.mark.parametrize("level", [0.0, 1e4])
+def test_a_reward_of_futures_that_are_not_learned_is_refused_by_name(level):
+    branches, held_out = sets(market_world(price_matters=False, level=level))
     model = EffectModel(**{**UNROLLED, "updates": 10}).fit(branches)
     states = held_out.observations[:2]
-    with pytest.raises(ValueError, match="the futures of the features price are not learned"):
-        model.reward_advantage(states, lambda features: features[..., 0] * features[..., 1])
+    for reward in (
+        lambda features: features[..., 0] * features[..., 1],
+        lambda features: features[..., 0] * (features[..., 1] < level - 0.5),
+        lambda features: np.where(features[..., 1] > level + 1.5, features[..., 0], 0),
+    ):
+        with pytest.raises(ValueError, match="the futures of the features price are not learned"):
+            model.reward_advantage(states, reward)
     with pytest.raises(ValueError, match="price are not learned"):
-        model.event_effect(states, lambda paths: (paths[..., 1] > 0).any(axis=-1))
+        model.event_effect(states, lambda paths: (paths[..., 1] > level).any(axis=-1))
     assert model.reward_advantage(states, lambda features: features[..., 0] ** 2).shape == (2, 3)
     assert np.isnan(model.effect_measure(states[0], 1).events[:, 1]).all()
+
+
+def test_a_transition_that_lost_the_comparison_warns_and_is_saved_with_its_levels(tmp_path):
+    branches, _ = sets(pendulum_world(), states=400)
+    model = EffectModel(candidates=("ridge", "unrolled"), width=8, updates=5).fit(branches)
+    assert model.method_ == "ridge"
+    model.save(tmp_path)
+    states, answers = branches.observations[:3], []
+    for one in (model, EffectModel.load(tmp_path)):
+        with pytest.warns(UserWarning, match="answers from its futures may mislead"):
+            answers.append(one.reward_advantage(states, lambda features: features[..., 0] ** 2))
+    np.testing.assert_array_equal(*answers)
 
 
 def test_models_that_cannot_sample_futures_say_why():
