@@ -231,9 +231,9 @@ class EffectModel(Estimator):
                 happens along the path. Native features if a nuisance is mixed into them.
             draws: Number of futures per action to average over.
 
-        With a model and a world as for `reward_advantage`, whether |x| ever exceeds 5::
+        Whether the first feature ever exceeds 5, for example::
 
-            model.event_effect(states, lambda paths: (abs(paths[..., 0]) > 5).any(axis=-1))
+            model.event_effect(states, lambda paths: (paths[..., 0] > 5).any(axis=-1))
         """
         return self._integrated(observations, lambda futures: happens(event_fn, futures), draws)
 
