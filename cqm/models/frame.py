@@ -27,7 +27,7 @@ _WAVES, _ROUNDS = 512, 3
 _SMALLEST_SCALE = 0.02  # scale of a direction that does not seem to matter
 _CARRIED_SCALE = 0.1  # directions of the rest with a larger scale are predicted at every step
 _DETERMINED = 1e-3  # an error below this share of a feature's standard deviation is negligible
-_LEVEL_ROWS = 100_000  # enough steps to see what the coordinates leave out
+_LEVEL_ROWS = 5_000  # enough steps to see what the coordinates leave out
 _PURER = 0.01  # raw units are used if they lower the log-variance per coordinate by more
 
 

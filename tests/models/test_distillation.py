@@ -5,13 +5,12 @@ import pytest
 from support.worlds import excess, pushed_world
 
 import cqm
-from cqm.models import choice
+from cqm.models import choice, predictors
 from cqm.models.candidates import Direct, Distilled, RidgeRegression, Unrolled
 from cqm.models.effect import EffectModel
 from cqm.models.predictors import DirectPredictor, UnrolledPredictor
 from cqm.models.training import Training
 from cqm.models.training_log import TrainingLog
-from cqm.models.transition import Transition
 from cqm.quotient import center
 
 RECIPE = {"horizon": 3, "warmup": (0, 0), "per_step": True}
@@ -107,7 +106,7 @@ def test_answers_need_no_unrolling_and_the_transition_is_kept(
     def fail(*arguments):
         raise AssertionError("this is slow")
 
-    monkeypatch.setattr(Transition, "effects", fail)
+    monkeypatch.setattr(predictors, "_unrolled_effects", fail)
     effects = distilled.effect(states)
     np.testing.assert_array_equal(loaded.effect(states), effects)
     with pytest.raises(AssertionError, match="this is slow"):
