@@ -34,6 +34,7 @@ from cqm.queries import Query, RewardFn
 from cqm.quotient import ComparisonGraph, Reference, as_reference, center
 
 _POOR = 1.25  # a transition whose error is higher than the lowest by this factor is poor
+_GOOD = 0.01  # unless its error is below this, in units of the effects' size
 _FUTURES = 256  # sampled futures per action; rewards and events vary more than effects
 
 
@@ -311,7 +312,7 @@ class EffectModel(Estimator):
     def _warn_of_a_poor_transition(self) -> None:
         errors = {row.candidate: row.error for row in self.comparison_ if np.isfinite(row.error)}
         lowest = min(errors.values(), default=np.nan)
-        if errors.get("unrolled", 0.0) > _POOR * lowest:
+        if errors.get("unrolled", 0.0) > max(_POOR * lowest, _GOOD):
             warnings.warn(
                 f"on held-out families, the transition's error is {errors['unrolled']:.2g}, and "
                 f"the lowest of all candidates is {lowest:.2g}; answers from its futures may "
