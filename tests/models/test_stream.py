@@ -184,6 +184,6 @@ def test_ten_times_the_states_take_no_more_memory(tmp_path):
         return int(done.stdout)
 
     for states in (2_000, 20_000):
-        make_branches(states, size=100, horizon=4, out=tmp_path / str(states))
+        make_branches(states, size=100, horizon=2, out=tmp_path / str(states))
     streamed = peak(2_000, 3e-4)  # less than the rows of either set
     assert peak(20_000, 3e-4) < 1.05 * streamed < peak(20_000, 1.0)
