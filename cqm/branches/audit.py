@@ -187,26 +187,27 @@ def _sample(branches: Branches, families: int, rng: np.random.Generator) -> Bran
     return Branches(branches.manifest, [MemoryShard(arrays, {})], mixing=branches.mixing)
 
 
-def _roll(plan: Plan, sample: Branches, arms: np.ndarray, draw: int = 0) -> FamilyRollout:
-    """Roll out given arms under a stored draw again."""
+def _roll(plan: Plan, sample: Branches, first: np.ndarray, draw: int = 0) -> FamilyRollout:
+    """Roll out given first controls `[n, arms, controls]` under a stored draw again."""
     states, noise = plan.world.native.restore(sample.states), stored_noise(sample, draw)
     if plan.policy is None:
-        return roll_open_loop(plan, states, arms, sample.continuation[:, draw, 0], noise)
+        later = sample.array("continuation")[:, draw, 0]
+        return roll_open_loop(plan, states, first, later, noise)
     nuisance = None
     if plan.world.nuisance is not None:
-        nuisance = sample.array("nuisance")[:, draw, : arms.shape[1]]
+        nuisance = sample.array("nuisance")[:, draw, : first.shape[1]]
     uniforms = sample.array("uniforms")[:, draw]
-    return roll_closed_loop(plan, states, arms, uniforms, noise, nuisance)
+    return roll_closed_loop(plan, states, first, uniforms, noise, nuisance)
 
 
-def _outcomes(plan: Plan, sample: Branches, arms: np.ndarray) -> np.ndarray:
-    """Outcomes of given arms under the first stored draw, `[n, arms, features]`."""
-    return plan.recipe.discounted(_roll(plan, sample, arms).features)
+def _outcomes(plan: Plan, sample: Branches, first: np.ndarray) -> np.ndarray:
+    """Outcomes of given first controls under the first stored draw, `[n, arms, features]`."""
+    return plan.recipe.discounted(_roll(plan, sample, first).features)
 
 
 def _replay(plan: Plan, sample: Branches) -> Check:
     native = plan.world.native
-    draws = [_roll(plan, sample, sample.arms, draw) for draw in range(plan.recipe.draws)]
+    draws = [_roll(plan, sample, sample.first_controls, draw) for draw in range(plan.recipe.draws)]
     steps = np.stack([draw.features for draw in draws], axis=1)
     again = {
         "observation": native.observe(native.restore(sample.states)),
@@ -296,15 +297,15 @@ def _collected_again(plan: Plan, branches: Branches, rng: np.random.Generator) -
 
 def _duplicate_arm(plan: Plan, sample: Branches, rng: np.random.Generator) -> Check:
     # One of the family's own arms: another action may fail.
-    chosen = rng.integers(sample.arms.shape[1], size=(len(sample), 1))
-    arms = np.repeat(np.take_along_axis(sample.arms, chosen, axis=1), 2, axis=1)
-    worst = np.abs(center(_outcomes(plan, sample, arms))).max()
+    chosen = rng.integers(sample.num_arms, size=(len(sample), 1))
+    first = np.take_along_axis(sample.first_controls, chosen[..., None], axis=1)
+    worst = np.abs(center(_outcomes(plan, sample, np.repeat(first, 2, axis=1)))).max()
     return Check("a duplicated arm has no effect", bool(worst == 0), f"largest effect {worst:.2g}")
 
 
 def _permuted_arms(plan: Plan, sample: Branches, rng: np.random.Generator) -> Check:
-    order = rng.permutation(sample.arms.shape[1])
-    permuted = _outcomes(plan, sample, sample.arms[:, order])
+    order = rng.permutation(sample.num_arms)
+    permuted = _outcomes(plan, sample, sample.first_controls[:, order])
     wrong = int((permuted != sample.array("outcome")[:, 0][:, order]).any(axis=(1, 2)).sum())
     return Check(
         "permuting the arms permutes the outcomes", wrong == 0, f"{wrong} of {len(sample)} differ"

@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 
 from cqm.branches.recipe import BLOCK
 from cqm.branches.shards import Shard
-from cqm.branches.simulate import Plan, draw_inputs
+from cqm.branches.simulate import Plan, as_stored, draw_inputs
 from cqm.display import counted
 from cqm.worlds.check import Check
 from cqm.worlds.contract import Status
@@ -109,8 +109,7 @@ def expected_inputs(plan: Plan, block: int) -> dict[str, np.ndarray]:
         del inputs["noise"]
     if plan.policy is not None:
         return {**inputs, "uniforms": uniforms}
-    actions = plan.recipe.continuation.draw(uniforms, len(plan.world.candidate_actions))
-    return {**inputs, "continuation": actions[:, :, None].astype(np.int16)}
+    return {**inputs, "continuation": as_stored(plan.later_actions(uniforms)[:, :, None])}
 
 
 def _sums(plan: Plan, shards: tuple[Shard, ...]) -> list[Check]:

@@ -31,7 +31,7 @@ from cqm.branches import shards
 from cqm.branches.cluster import simulate_on_cluster
 from cqm.branches.dataset import Branches
 from cqm.branches.local import simulate_locally
-from cqm.branches.recipe import BLOCK, Continuation, Policy, Recipe
+from cqm.branches.recipe import BLOCK, Actions, Continuation, Policy, Recipe
 from cqm.branches.simulate import Plan, dropped, first_error
 from cqm.capacity import require_disk, require_memory
 from cqm.display import counted
@@ -62,6 +62,7 @@ def collect(
     continuation: str | Sequence[float] | Policy | Continuation = "uniform",
     per_step: bool = False,
     seed: int = 0,
+    actions: Actions = "menu",
     out: str | Path | None = None,
     threads: int | None = None,
     cluster: str | None = None,
@@ -78,14 +79,17 @@ def collect(
         discount: Discount factor of the outcome.
         draws: Number of times to draw the noise and the later actions in each state.
         arms: Number of candidate actions to branch per state, chosen at random; or a list of
-            subsets, one of which is chosen at random per state. All actions by default.
+            subsets, one of which is chosen at random per state. All actions by default. With
+            `actions="box"`, the number of random controls per state.
         warmup: Minimum and maximum number of random controls applied to a state before it is
             branched.
-        continuation: How to draw later actions: `uniform`, one probability per
-            candidate action, or a `Policy`.
+        continuation: How to draw later actions: `uniform` on the candidate actions, `box` for
+            uniform on the control box, one probability per candidate action, or a `Policy`.
         per_step: Keep the features of every step, not only those of the first step and the
             discounted sum.
         seed: Random seed for the collection.
+        actions: First actions: the candidate actions (`menu`), or controls spread over the whole
+            control box (`box`), from which a model learns the effect of any control.
         out: Directory to stream to; rerun with the same directory to resume an interrupted
             collection. Without a directory the branches stay in memory.
         threads: Number of threads to simulate on; one per core by default. Worlds that run Python
@@ -110,7 +114,7 @@ def collect(
     chosen: Any = arms
     if isinstance(arms, Sequence) and not isinstance(arms, str | bytes):
         chosen = [action_indices(subset, names).tolist() for subset in arms]
-    recipe = Recipe(states, horizon, discount, draws, chosen, warmup, law, per_step, seed)
+    recipe = Recipe(states, horizon, discount, draws, chosen, warmup, law, per_step, seed, actions)
     plan, error = plan_collection(world, recipe), ""
     if cluster is not None and directory is None:
         raise ValueError("collecting on a cluster needs a directory to write to; pass out=")
@@ -173,9 +177,14 @@ def plan_collection(world: World, recipe: Recipe) -> Plan:
     choice("noise_kind", world.native.noise_kind, get_args(NoiseKind))
     if recipe.warmup is None:
         raise ValueError("warmup must be (minimum, maximum) to collect branches; got None")
-    if continuation.policy is None:
+    if recipe.actions == "box" or continuation.on_box:
+        _check_box(world)
+    if continuation.policy is None and not continuation.on_box:
         continuation.probabilities(num_actions)  # raises for a law that cannot be drawn from
-    subsets, num_arms = _check_arms(recipe.arms, num_actions)
+    if recipe.actions == "box":
+        subsets, num_arms = None, num_actions if recipe.arms is None else int(recipe.arms)
+    else:
+        subsets, num_arms = _check_arms(recipe.arms, num_actions)
     # Shards have similar sizes whatever the size of a family, so that memory does not grow with it.
     numbers = recipe.draws * num_arms * len(world.native.feature_names)
     numbers *= 2 + (recipe.horizon if recipe.per_step else 0)
@@ -183,6 +192,21 @@ def plan_collection(world: World, recipe: Recipe) -> Plan:
         numbers += recipe.draws * recipe.horizon * world.nuisance.dimension // 2
     blocks_per_shard = int(np.clip(SHARD_BYTES // (8 * numbers * BLOCK), 1, 16))
     return Plan(world, recipe, subsets, num_arms, blocks_per_shard, world.native.noise_kind)
+
+
+def _check_box(world: World) -> None:
+    """Refuse a world whose controls cannot be drawn from a box."""
+    low, high = world.control_low, world.control_high
+    if not world.continuous:
+        raise ValueError(
+            f"controls can be drawn from a box only if they are continuous; {world.name} has "
+            "discrete actions; use actions='menu' and another continuation"
+        )
+    if not np.isfinite([low, high]).all() or not np.all(low < high):
+        raise ValueError(
+            "controls can be drawn only from a bounded box; the bounds of "
+            f"{world.name} are {low.tolist()} and {high.tolist()}"
+        )
 
 
 def _check_arms(

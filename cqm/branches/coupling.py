@@ -82,12 +82,12 @@ def continuation_variance(plan: Plan, sample: Branches, rng: np.random.Generator
     num = min(len(sample), _STATES)
     rows = np.repeat(np.linspace(0, len(sample) - 1, num).astype(int), _DRAWS)
     states = take(plan.world.native.restore(sample.states), rows)
-    noise, pairs = stored_noise(sample, 0)[rows], sample.arms[rows, :2]
+    noise, pairs = stored_noise(sample, 0)[rows], sample.first_controls[rows, :2]
+    size = pairs.shape[-1:] if plan.recipe.continuation.on_box else ()
 
     def outcomes() -> tuple[np.ndarray, np.ndarray]:
         """Outcomes of pairs under a fresh continuation, `[n, draws, 2, features]`; which are OK."""
-        uniforms = rng.random((len(rows), plan.recipe.horizon - 1))
-        continuation = plan.recipe.continuation.draw(uniforms, sample.num_actions)
+        continuation = plan.later_actions(rng.random((len(rows), plan.recipe.horizon - 1, *size)))
         result = roll_open_loop(plan, states, pairs, continuation, noise)
         ok = result.status == Status.OK
         features = np.where(ok[:, None, None, None], result.features, np.nan)

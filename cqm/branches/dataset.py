@@ -117,8 +117,7 @@ class Branches:
         recipe, seeds = self.recipe, ", ".join(map(str, self.seeds))
         dropped = f"; dropped while collecting: {self.why_dropped}" if self.dropped else ""
         return (
-            f"Branches({self.world['name']}, {counted(len(self), 'family')} of {self.num_arms}/"
-            f"{self.num_actions} arms{bracketed(self.action_names)}, "
+            f"Branches({self.world['name']}, {counted(len(self), 'family')} of {self._arms_in_words}, "
             f"{counted(recipe.draws, 'draw')}, "
             f"horizon {recipe.horizon}, discount {recipe.discount}, "
             f"seed{'s' if len(self.seeds) > 1 else ''} {seeds}{dropped})"
@@ -126,7 +125,7 @@ class Branches:
 
     def _repr_html_(self) -> str:
         facts = {
-            "families": f"{len(self):,} of {self.num_arms}/{self.num_actions} arms",
+            "families": f"{len(self):,} of {self._arms_in_words}",
             "actions": shortened(self.action_names),
             "observations": shortened(self.observation_names),
             "features": shortened(self.feature_names),
@@ -232,6 +231,22 @@ class Branches:
         return arms if isinstance(arms, int) else len(arms[0])
 
     @property
+    def box(self) -> np.ndarray | None:
+        """Bounds of the controls, `[2, controls]`; None if no control was drawn from a box."""
+        return np.array(self.manifest["box"], float) if self.manifest.get("box") else None
+
+    @property
+    def has_menu(self) -> bool:
+        """Whether first actions are candidate actions, and not controls from the box."""
+        return self.recipe.actions == "menu"
+
+    @property
+    def _arms_in_words(self) -> str:
+        if not self.has_menu:
+            return f"{self.num_arms} controls from the box"
+        return f"{self.num_arms}/{self.num_actions} arms{bracketed(self.action_names)}"
+
+    @property
     def dropped(self) -> dict[str, int]:
         """Dropped families, counted by reason."""
         return dict(sum((Counter(shard.dropped) for shard in self._shards), Counter()))
@@ -284,7 +299,7 @@ class Branches:
     def effects(self, reference: Reference = None) -> np.ndarray:
         """Centred outcomes, `[n, draws, actions, features]`.
 
-        They are centred before mixing, so that signals common to the branches cancel exactly.
+        Controls from the box are centred over those of their own family. Outcomes are centred before mixing, so that signals common to the branches cancel exactly.
         """
         self.require_all_arms()
         return self._mixed(
@@ -319,11 +334,31 @@ class Branches:
     @property
     def arms(self) -> np.ndarray:
         """The candidate action of each arm of each family, `[n, arms]`."""
+        self.require_menu("arms")
         return self.array("arms").astype(np.int64)
+
+    @property
+    def first_controls(self) -> np.ndarray:
+        """Controls of the first step of every branch, `[n, arms, controls]`."""
+        if self.has_menu:
+            return self.candidate_actions[self.arms]
+        return self.array("first_controls")
+
+    @property
+    def later_controls(self) -> np.ndarray:
+        """Controls after the first step, `[n, draws, arms or 1, horizon − 1, controls]`."""
+        if self.recipe.continuation.on_box:
+            return self.array("continuation")
+        return self.candidate_actions[self.continuation]
 
     @property
     def continuation(self) -> np.ndarray:
         """Candidate actions after the first, `[n, draws, arms or 1, horizon − 1]`."""
+        if self.recipe.continuation.on_box:
+            raise ValueError(
+                "the later actions of this set are controls from the box, not candidate actions; "
+                "use later_controls"
+            )
         return self.array("continuation").astype(np.int64)
 
     @property
@@ -423,11 +458,19 @@ class Branches:
         return self.recipe.discounted(read("nuisance"))
 
     def require_all_arms(self) -> None:
-        """Raise unless every family has an arm for each candidate action."""
-        if self.num_arms < self.num_actions:
+        """Raise if a family lacks an arm for some candidate action."""
+        if self.has_menu and self.num_arms < self.num_actions:
             raise ValueError(
                 f"each family branches {self.num_arms} of {self.num_actions} actions, so its "
                 "effects cannot be centred alone; use pairwise differences of `outcomes`"
+            )
+
+    def require_menu(self, what: str) -> None:
+        """Raise if first actions are controls from the box."""
+        if not self.has_menu:
+            raise ValueError(
+                f"{what} needs first actions from the menu; the first actions of this set are "
+                "controls from the box; collect with actions='menu'"
             )
 
     def _require_steps(self) -> None:

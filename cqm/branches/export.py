@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 def branch_columns(branches: Branches) -> dict[str, np.ndarray]:
     """Columns of a table with one row per state, draw and first action.
 
-    `state`, `draw` and `action` identify the branch; `observation.NAME` and `outcome.NAME` hold
+    `state`, `draw` and `action` identify the branch, with one column per control instead of the
+    action if first actions are controls from the box; `observation.NAME` and `outcome.NAME` hold
     the observation of the state and the discounted features of the branch.
     """
     outcomes = branches.outcomes
@@ -26,13 +27,17 @@ def branch_columns(branches: Branches) -> dict[str, np.ndarray]:
     def per_branch(values: np.ndarray) -> np.ndarray:
         return np.broadcast_to(values, (num, draws, num_arms, *values.shape[3:]))
 
-    action = per_branch(branches.arms[:, None]).ravel()
+    if branches.has_menu:
+        action = per_branch(branches.arms[:, None]).ravel()
+        first = {"action": action, "action_name": np.array(branches.action_names)[action]}
+    else:
+        names = [str(i) for i in range(branches.candidate_actions.shape[1])]
+        first = named_columns("control", names, per_branch(branches.first_controls[:, None]))
     observations = per_branch(branches.observations[:, None, None])
     return {
         "state": per_branch(branches.index[:, None, None]).ravel(),
         "draw": per_branch(np.arange(draws)[:, None]).ravel(),
-        "action": action,
-        "action_name": np.array(branches.action_names)[action],
+        **first,
         **named_columns("observation", branches.observation_names, observations),
         **named_columns("outcome", branches.feature_names, outcomes),
     }

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, Literal, get_args
 
 import msgspec
 import numpy as np
 
 from cqm.arguments import (
+    choice,
     flag,
     function,
     mapping,
@@ -25,6 +26,8 @@ from cqm.names import MAX_ACTIONS
 
 BLOCK = 256  # states per set of random streams; also the rows mixed at a time when reading
 
+Actions = Literal["menu", "box"]
+"""Where first actions come from: the world's candidate actions, or its control box."""
 PolicyFn = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
@@ -59,32 +62,40 @@ class Continuation:
     """
 
     law: str | tuple[float, ...] = "uniform"
-    """`uniform`, one probability per candidate action, or the name of a policy."""
+    """`uniform` on the candidate actions, `box` for uniform on the control box, one probability per
+    candidate action, or the name of a policy."""
     policy: Policy | None = field(default=None, compare=False, repr=False)
     """The policy itself; None for open-loop laws and when only its name is known."""
 
     @classmethod
     def of(cls, law: str | Sequence[float] | Policy | Continuation) -> Continuation:
-        """Make a continuation from `uniform`, probabilities or a policy."""
+        """Make a continuation from `uniform`, `box`, probabilities or a policy."""
         if isinstance(law, Continuation):
             return law
         if isinstance(law, Policy):
-            if law.name == "uniform":
-                raise ValueError("a policy must not be named 'uniform', which is the name of a law")
+            if law.name in ("uniform", "box"):
+                raise ValueError(
+                    f"a policy must not be named {law.name!r}, which is the name of a law"
+                )
             return cls(law.name, law)
         values = _plain(law)
         probabilities = isinstance(values, tuple) and all(_is_number(value) for value in values)
         if not probabilities and not (isinstance(values, str) and values):
             raise ValueError(
-                "continuation must be 'uniform', one probability per candidate action or a "
-                f"Policy; got {shown(law)}"
+                "continuation must be 'uniform', 'box', one probability per candidate action or "
+                f"a Policy; got {shown(law)}"
             )
         return cls(values)
 
     @property
     def open_loop(self) -> bool:
         """Whether later actions are drawn from a known law, independently of the state."""
-        return self.law == "uniform" or isinstance(self.law, tuple)
+        return self.law in ("uniform", "box") or isinstance(self.law, tuple)
+
+    @property
+    def on_box(self) -> bool:
+        """Whether later actions are controls from the whole box, not candidate actions."""
+        return self.law == "box"
 
     def probabilities(self, num_actions: int) -> np.ndarray:
         """Probability of each candidate action, `[actions]`, for an open-loop law."""
@@ -99,6 +110,11 @@ class Continuation:
             return law
         if self.law == "uniform":
             return np.full(num_actions, 1 / num_actions)
+        if self.on_box:
+            raise ValueError(
+                "the continuation 'box' draws controls from the whole box, so candidate actions "
+                "have no probabilities"
+            )
         raise ValueError(
             f"the continuation {self.law!r} names a policy, and its actions are unknown "
             f"without the Policy object; pass it, 'uniform' or {num_actions} probabilities"
@@ -124,6 +140,8 @@ class Continuation:
         """
         if self.law == "uniform":
             return "uniformly random actions"
+        if self.on_box:
+            return "uniformly random controls from the box"
         if isinstance(self.law, tuple):
             if len(names := texts("action_names", action_names)) != len(self.law):
                 raise ValueError(
@@ -154,15 +172,19 @@ class Recipe:
     """Number of times to draw the noise and the later actions in each state."""
     arms: int | Sequence[Sequence[int]] | None = None
     """How many actions to branch per state, chosen at random; or (in Python) a list of subsets, one
-    of which is chosen at random per state. None branches all actions."""
+    of which is chosen at random per state. None branches all actions, or as many random controls."""
     warmup: tuple[int, int] | None = (0, 20)  # None if unknown, as in logs
     """Minimum and maximum number of random controls applied to a state before it is branched."""
     continuation: Continuation = Continuation()
-    """How to draw later actions: `uniform`, one probability per action, or (in Python) a Policy."""
+    """How to draw later actions: `uniform` on the candidate actions, `box` for uniform on the
+    control box, one probability per action, or (in Python) a Policy."""
     per_step: bool = False
     """Keep the features of every step, not only those of the first step and the discounted sum."""
     seed: int = 0
     """Random seed for the collection."""
+    actions: Actions = "menu"
+    """First actions: `menu` for the candidate actions, or `box` for random controls from the whole
+    control box, which differ from state to state."""
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -173,8 +195,13 @@ class Recipe:
         number("discount", self.discount, least=0, most=1)
         flag("per_step", self.per_step)
         whole_number("seed", self.seed, least=0)
+        choice("actions", self.actions, get_args(Actions))
         if self.arms is not None:
             object.__setattr__(self, "arms", _checked_arms(self.arms))
+        if self.actions == "box" and isinstance(self.arms, tuple):
+            raise ValueError(
+                "with actions='box', arms must be the number of controls per state; got subsets"
+            )
         if self.warmup is not None and (
             not isinstance(self.warmup, tuple)
             or len(self.warmup) != 2
@@ -207,7 +234,10 @@ class Recipe:
 
     def to_json(self) -> dict[str, Any]:
         """The recipe as JSON values, as manifests store it."""
-        return json.loads(json.dumps({**vars(self), "continuation": self.continuation.law}))
+        values = {**vars(self), "continuation": self.continuation.law}
+        if self.actions == "menu":  # as in the manifests of versions without a choice
+            del values["actions"]
+        return json.loads(json.dumps(values))
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Recipe:
@@ -233,6 +263,7 @@ class RecipeFields(msgspec.Struct, forbid_unknown_fields=True):
     continuation: str | list[float] = "uniform"
     per_step: bool = False
     seed: int = 0
+    actions: str = "menu"
 
 
 class WorldFields(msgspec.Struct):

@@ -47,6 +47,7 @@ class Manifest(msgspec.Struct):
     num_shards: Annotated[int, msgspec.Meta(ge=1)]
     mixing: MixingFile | None
     noise_kind: NoiseKind | None = None  # absent from sets without noise and from older ones
+    box: tuple[list[float], list[float]] | None = None  # bounds, if controls were drawn from a box
 
 
 @dataclass(frozen=True)

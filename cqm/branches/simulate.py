@@ -15,6 +15,7 @@ from importlib.metadata import version
 from typing import Any
 
 import numpy as np
+from scipy.stats import qmc
 
 import cqm
 from cqm.branches import shards
@@ -24,6 +25,7 @@ from cqm.worlds.contract import NoiseKind, States, Status, World, concatenate, t
 from cqm.worlds.identity import stored_identity
 
 _RESET, _WARMUP, _CONTINUATION, _NOISE, _NUISANCE, _ARMS = range(6)  # purposes of random streams
+FIRST_CONTROLS = "first_controls"  # array of a set whose first actions are controls from the box
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,25 @@ class Plan:
     def policy(self) -> Policy | None:
         """The policy of a state-dependent continuation; None for an open-loop one."""
         return self.recipe.continuation.policy
+
+    @property
+    def box(self) -> np.ndarray | None:
+        """Bounds of the controls, `[2, controls]`, if any are drawn from the whole box."""
+        if self.recipe.actions == "menu" and not self.recipe.continuation.on_box:
+            return None
+        return np.stack([self.world.control_low, self.world.control_high])
+
+    def in_box(self, uniforms: np.ndarray) -> np.ndarray:
+        """Controls in the box for numbers between 0 and 1, `[..., controls]`."""
+        low, high = self.world.control_low, self.world.control_high
+        return low + (high - low) * uniforms
+
+    def later_actions(self, uniforms: np.ndarray) -> np.ndarray:
+        """What an open-loop law draws: candidate actions, or controls with an axis of their own."""
+        law = self.recipe.continuation
+        if law.on_box:
+            return self.in_box(uniforms)
+        return law.draw(uniforms, len(self.world.candidate_actions))
 
     @property
     def num_shards(self) -> int:
@@ -79,6 +100,7 @@ class Plan:
             "feature_names": list(self.world.feature_names),
             "candidate_actions": self.world.candidate_actions.tolist(),
             **stored_action_names(self.world.action_names),
+            **({} if self.box is None else {"box": self.box.tolist()}),
             **({"noise_kind": self.noise_kind} if self.noise_kind != "none" else {}),
             "blocks_per_shard": self.blocks_per_shard,
             "num_shards": self.num_shards,
@@ -101,7 +123,8 @@ def draw_inputs(plan: Plan, block: int) -> dict[str, np.ndarray]:
     num, draws = len(index), recipe.draws
     arms = _draw_arms(plan, stream(recipe.seed, block, _ARMS), num)
     rng = stream(recipe.seed, block, _CONTINUATION)
-    uniforms = rng.random((num, draws, recipe.horizon - 1))
+    size = (len(native.control_low),) if recipe.continuation.on_box else ()
+    uniforms = rng.random((num, draws, recipe.horizon - 1, *size))
     rng = stream(recipe.seed, block, _NOISE)
     noise = native.sample_noise(num * draws, recipe.horizon, rng)
     inputs = {
@@ -110,6 +133,8 @@ def draw_inputs(plan: Plan, block: int) -> dict[str, np.ndarray]:
         "uniforms": uniforms,
         "noise": noise.reshape(num, draws, *noise.shape[1:]),
     }
+    if recipe.actions == "box":
+        inputs[FIRST_CONTROLS] = _draw_controls(plan, block, num)
     if nuisance is not None:
         rng = stream(recipe.seed, block, _NUISANCE)
         inputs["nuisance_start"] = start = nuisance.start(num, rng)
@@ -122,8 +147,10 @@ def draw_inputs(plan: Plan, block: int) -> dict[str, np.ndarray]:
 def simulate_block(plan: Plan, block: int) -> Block:
     """Simulate all families of a block of states."""
     native, recipe, inputs = plan.world.native, plan.recipe, draw_inputs(plan, block)
-    num, draws, num_actions = len(inputs["index"]), recipe.draws, len(plan.world.candidate_actions)
-    arms, uniforms, noise = inputs["arms"].astype(int), inputs["uniforms"], inputs["noise"]
+    num, draws, uniforms, noise = len(inputs["index"]), recipe.draws, inputs["uniforms"], inputs["noise"]
+    first = inputs.get(FIRST_CONTROLS)
+    if first is None:
+        first = plan.world.candidate_actions[inputs["arms"].astype(int)]
     path = inputs.get("nuisance")
     states, status, error = _initial_states(native, recipe, block, num)
     arrays = {
@@ -137,11 +164,11 @@ def simulate_block(plan: Plan, block: int) -> Block:
     steps, continuation, drew = [], [], []
     for draw in range(draws):
         if plan.policy is None:
-            actions = recipe.continuation.draw(uniforms[:, draw], num_actions)
-            result = roll_open_loop(plan, states, arms, actions, noise[:, draw])
+            later = plan.later_actions(uniforms[:, draw])
+            result = roll_open_loop(plan, states, first, later, noise[:, draw])
         else:
             common = None if path is None else path[:, draw]
-            result = roll_closed_loop(plan, states, arms, uniforms[:, draw], noise[:, draw], common)
+            result = roll_closed_loop(plan, states, first, uniforms[:, draw], noise[:, draw], common)
         steps.append(result.features)
         continuation.append(result.continuation)
         drew.append(result.drew)
@@ -149,7 +176,7 @@ def simulate_block(plan: Plan, block: int) -> Block:
         status = np.where(status == Status.OK, result.status, status)
     # [n, draws, arms, horizon, features]; a single draw is not copied
     features = np.stack(steps, axis=1) if draws > 1 else steps[0][:, None]
-    arrays["continuation"] = np.stack(continuation, axis=1).astype(np.int16)
+    arrays["continuation"] = as_stored(np.stack(continuation, axis=1))
     reported = stored_draws(plan, drew)
     if reported is not None:
         arrays["drew"] = reported
@@ -191,28 +218,31 @@ class FamilyRollout:
 
     features: np.ndarray  # [n, arms, horizon, features]
     status: np.ndarray  # [n], the worst status among the branches of a family
-    continuation: np.ndarray  # [n, arms or 1, horizon − 1], candidate actions
+    continuation: np.ndarray  # [n, arms or 1, horizon − 1], actions; controls in a last axis
     error: str  # message of the first exception, or empty
     drew: np.ndarray | None  # [n], whether any branch of a family used its seeds, if known
 
 
 def roll_open_loop(
-    plan: Plan, states: States, arms: np.ndarray, continuation: np.ndarray, noise: np.ndarray
+    plan: Plan, states: States, first: np.ndarray, continuation: np.ndarray, noise: np.ndarray
 ) -> FamilyRollout:
     """Roll out branches whose continuation does not depend on the state, in one call.
 
     Args:
         plan: The world and the recipe.
         states: `n` states.
-        arms: First actions of each family, `[n, arms]`.
-        continuation: Actions after the first, shared by the arms, `[n, horizon − 1]`.
+        first: Controls of the first step, `[n, arms, controls]`.
+        continuation: Actions after the first, shared by the arms, `[n, horizon − 1]`, or controls
+            `[n, horizon − 1, controls]`.
         noise: Noise of the world, shared by the arms, `[n, horizon, noise]`.
     """
-    num, num_arms = arms.shape
-    actions = plan.world.candidate_actions
-    controls = np.empty((num, num_arms, plan.recipe.horizon, actions.shape[1]))
-    controls[:, :, 0] = actions[arms]
-    controls[:, :, 1:] = actions[continuation][:, None]
+    num, num_arms, size = first.shape
+    later = continuation
+    if not plan.recipe.continuation.on_box:
+        later = plan.world.candidate_actions[continuation]
+    controls = np.empty((num, num_arms, plan.recipe.horizon, size))
+    controls[:, :, 0] = first
+    controls[:, :, 1:] = later[:, None]
     rows = np.repeat(np.arange(num), num_arms)
     result = plan.world.native.rollout(
         take(states, rows),
@@ -229,7 +259,7 @@ def roll_open_loop(
 def roll_closed_loop(
     plan: Plan,
     states: States,
-    arms: np.ndarray,
+    first: np.ndarray,
     uniforms: np.ndarray,
     noise: np.ndarray,
     nuisance: np.ndarray | None,
@@ -239,16 +269,16 @@ def roll_closed_loop(
     Args:
         plan: The world, the recipe and the policy.
         states: `n` states.
-        arms: First actions of each family, `[n, arms]`.
+        first: Controls of the first step, `[n, arms, controls]`.
         uniforms: Noise of the policy, `[n, horizon − 1]`.
         noise: Noise of the world, `[n, horizon, noise]`.
         nuisance: Path of the nuisance, which the policy observes too,
             `[n, arms or 1, horizon, dimension]`.
     """
-    num, num_arms = arms.shape
+    num, num_arms, size = first.shape
     rows = np.repeat(np.arange(num), num_arms)
     states, noise, uniforms = take(states, rows), noise[rows], uniforms[rows]
-    action, chosen, features = arms.ravel(), [], []
+    controls, chosen, features = first.reshape(-1, size), [], []
     status, error = np.zeros(len(rows), dtype=np.int8), ""
     drew: np.ndarray | None = np.zeros(len(rows), bool)
     for t in range(plan.recipe.horizon):
@@ -259,7 +289,8 @@ def roll_closed_loop(
                 seen = {**states, "nuisance": path[:, :, t - 1].reshape(len(rows), -1)}
             action = _policy_actions(plan, plan.world.observe(seen), uniforms[:, t - 1])
             chosen.append(action)
-        result = plan.world.native.step(states, plan.world.candidate_actions[action], noise[:, t])
+            controls = plan.world.candidate_actions[action]
+        result = plan.world.native.step(states, controls, noise[:, t])
         features.append(result.features[:, 0])
         error = error or result.error
         drew = None if drew is None or result.drew is None else drew | result.drew
@@ -338,11 +369,33 @@ def _initial_states(
 
 
 def _draw_arms(plan: Plan, rng: np.random.Generator, num: int) -> np.ndarray:
-    """Sorted arms of each family, `[n, arms]`, drawn independently of its state."""
+    """Sorted arms of each family, `[n, arms]`, drawn independently of its state.
+
+    Controls from the box are numbered.
+    """
+    if plan.recipe.actions == "box":
+        return np.tile(np.arange(plan.num_arms), (num, 1))
     if plan.subsets is not None:
         return plan.subsets[rng.integers(len(plan.subsets), size=num)]
     keys = rng.random((num, len(plan.world.candidate_actions)))
     return np.sort(np.argsort(keys, axis=1)[:, : plan.num_arms], axis=1)
+
+
+def _draw_controls(plan: Plan, block: int, num: int) -> np.ndarray:
+    """First controls of each family, `[n, arms, controls]`: a scrambled Sobol sequence.
+
+    Consecutive points of the sequence are far apart, so the arms of a family differ well.
+    """
+    size = len(plan.world.control_low)
+    sequence = qmc.Sobol(size, rng=stream(plan.recipe.seed, block, _ARMS))
+    power = int(np.ceil(np.log2(num * plan.num_arms)))
+    points = sequence.random_base2(power)[: num * plan.num_arms]
+    return plan.in_box(points.reshape(num, plan.num_arms, size))
+
+
+def as_stored(continuation: np.ndarray) -> np.ndarray:
+    """Later actions as they are stored: small integers, or controls as they are."""
+    return continuation.astype(np.int16) if continuation.dtype.kind in "iu" else continuation
 
 
 def _replaced(after: States, before: States, failed: np.ndarray) -> States:

@@ -21,7 +21,7 @@ REGISTRY = constructors.ConstructorRegistry()
 
 @REGISTRY.primitive_rule
 def _continuation(info: constructors.PrimitiveTypeInfo) -> Any:
-    """Read a continuation from `uniform` or from one probability per candidate action."""
+    """Read a continuation from `uniform`, `box` or one probability per candidate action."""
 
     def parsed(args: list[str]) -> Continuation:
         return Continuation.of(args[0] if len(args) == 1 else [float(arg) for arg in args])
@@ -29,7 +29,7 @@ def _continuation(info: constructors.PrimitiveTypeInfo) -> Any:
     if info.type is Continuation:
         return constructors.PrimitiveConstructorSpec(
             "*",
-            metavar="uniform|FLOAT [FLOAT ...]",
+            metavar="uniform|box|FLOAT [FLOAT ...]",
             instance_from_str=parsed,
             is_instance=lambda value: isinstance(value, Continuation),
             str_from_instance=lambda value: [str(value)],
@@ -44,7 +44,8 @@ class _Settings(Recipe):
         int | Sequence[Sequence[int]] | None,
         tyro.conf.arg(metavar="INT", help_behavior_hint="(default: all)"),
     ] = None
-    """Number of actions to branch per state, chosen at random."""
+    """Number of actions to branch per state, chosen at random; with --actions box, the number of
+    controls."""
 
 
 @dataclass(frozen=True)

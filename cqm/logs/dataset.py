@@ -296,6 +296,7 @@ class Logs:
         """
         branches = as_branches("branches", branches)
         generator("rng", rng)
+        branches.require_menu("Logs.from_branches")
         branches.require_all_arms()
         observations, num = branches.observations, len(branches)
         if callable(propensities):

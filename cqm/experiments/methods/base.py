@@ -86,6 +86,7 @@ class Task:
         branches = self.branches
         if self.training.seed is None:
             raise ValueError("a task needs training settings with a seed; got Training(seed=None)")
+        branches.require_menu("the benchmark")
         if branches.num_arms < branches.num_actions:
             raise ValueError(
                 f"the benchmark's methods need families with all {branches.num_actions} arms; "
