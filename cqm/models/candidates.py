@@ -22,6 +22,7 @@ from jax import Array
 from cqm import storage
 from cqm.branches.dataset import Branches
 from cqm.models.behaviour import fit_behaviour
+from cqm.models.controls import codes_in_box, first_codes, later_codes, menu_codes
 from cqm.models.frame import FAMILIES, Frame
 from cqm.models.network import Network
 from cqm.models.predictors import (
@@ -47,7 +48,6 @@ from cqm.models.training import (
 from cqm.models.transition import (
     LATENT,
     Transition,
-    all_branches,
     single_step_loss,
     step_spread,
     unrolled_loss,
@@ -93,17 +93,15 @@ class Task:
 
     @property
     def controls(self) -> np.ndarray:
-        """The candidate actions as control vectors, `[actions, controls]`, of unit mean square.
+        """Codes of the candidate actions, `[actions, controls]`."""
+        return menu_codes(self.families)
 
-        Discrete actions are indicators; the others are scaled to their range.
-        """
-        actions, world = self.families.candidate_actions, self.families.world
-        listed = np.array_equal(actions, actions[0] + np.arange(len(actions))[:, None])
-        if not world.get("continuous", not (world["kind"] == "gymnasium" and listed)):
-            return np.eye(len(actions))
-        low, high = actions.min(axis=0), actions.max(axis=0)
-        scaled = (2 * actions - low - high) / np.where(high > low, high - low, 1.0)
-        return scaled / max(np.sqrt(np.mean(np.sum(scaled**2, axis=1))), 1e-300)
+    def drawn_later(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+        """Fresh later actions of an open-loop law, `[*shape]`, or codes `[*shape, controls]`."""
+        law, size = self.families.recipe.continuation, self.controls.shape[1]
+        if law.on_box:
+            return codes_in_box(rng.random((*shape, size)))
+        return law.draw(rng.random(shape), len(self.controls))
 
 
 class Candidate(abc.ABC):
@@ -363,16 +361,24 @@ class Direct(Trained):
         return self.task.controls if self.model.conditioning == "learned" else None
 
     def obstacle(self) -> str:
-        """Always empty: the paper's network can learn from any families."""
-        return ""
+        """Empty, unless an embedding of candidate actions would have to learn from controls."""
+        if self.task.families.has_menu or self.controls is not None:
+            return ""
+        return "needs conditioning='learned', because first actions are controls from the box"
 
     def rows(self, part: Branches) -> dict[str, np.ndarray]:
         """Inputs, arms and targets of each state."""
         return {
             "inputs": np.asarray(self.maps.inputs(part.observations), np.float32),
-            "arms": part.arms.astype(np.int32),
+            **self._first_actions(part),
             "targets": np.concatenate([self._targets(piece) for piece in part.batches()]),
         }
+
+    def _first_actions(self, part: Branches) -> dict[str, np.ndarray]:
+        """Arms, or codes of controls from the box."""
+        if part.has_menu:
+            return {"arms": part.arms.astype(np.int32)}
+        return {"controls": np.asarray(first_codes(part), np.float32)}
 
     def source(self, *, everything: bool) -> Source:
         """Rows of the families, with cleaned targets if labels are cleaned."""
@@ -391,7 +397,7 @@ class Direct(Trained):
         if self.task.frame.complete:
             outcomes = part.effects(self.model.reference).mean(axis=1)
         else:
-            outcomes = center(part.outcomes.mean(axis=1))
+            outcomes = self.task.frame.observed(part)
         return np.asarray(outcomes @ self.maps.targets, np.float32)
 
     def initial(self) -> Network:
@@ -416,6 +422,9 @@ class Direct(Trained):
         controls = None if self.controls is None else jnp.asarray(self.controls, jnp.float32)
 
         def loss(network: Network, batch: Mapping[str, Array]) -> Array:
+            if "controls" in batch:  # from the box; centred over those of the family
+                predicted = network.effects(batch["inputs"], controls=batch["controls"])
+                return jnp.mean(jnp.sum((predicted - batch["targets"]) ** 2, axis=-1))
             predicted = network.effects(batch["inputs"], model.reference, controls=controls)
             if model.graph is not None:
                 return edge_loss(model.graph, predicted, batch["targets"])
@@ -480,12 +489,14 @@ class Unrolled(Trained):
 
     def rows(self, part: Branches) -> dict[str, np.ndarray]:
         """Training rows, one per family and draw."""
-        recipe, frame, table = part.recipe, self.task.frame.steps, self.task.controls
+        recipe, frame = part.recipe, self.task.frame.steps
         steps = [np.asarray(frame.steps(b.step_features), np.float32) for b in part.batches()]
-        arms = np.repeat(part.arms[:, None], recipe.draws, axis=1)
-        actions = np.asarray(all_branches(arms, part.continuation))
+        first = np.repeat(first_codes(part)[:, None], recipe.draws, axis=1)
+        later = later_codes(part)
+        later = np.broadcast_to(later, (*first.shape[:3], *later.shape[3:]))
+        controls = np.concatenate([first[..., None, :], later], axis=-2)
         rows = {
-            "controls": np.asarray(table[actions], np.float32),
+            "controls": np.asarray(controls, np.float32),
             "steps": np.concatenate(steps),
         }
         if self.has_signal:
@@ -571,19 +582,18 @@ class Unrolled(Trained):
         frame, model, families = self.task.frame.steps, self.model, self.task.families
         recipe = families.recipe
         rng = np.random.default_rng(model.seed)
-        uniforms = rng.random((model.draws, recipe.horizon - 1))
-        behaviour = None
+        shape, behaviour = (model.draws, recipe.horizon - 1), None
         if recipe.continuation.open_loop:
-            uniforms = recipe.continuation.draw(uniforms, families.num_actions)
+            drawn = self.task.drawn_later(rng, shape)
         else:
-            behaviour = self._behaviour
+            drawn, behaviour = rng.random(shape), self._behaviour
         return UnrolledPredictor(
             frame.inputs,
             frame.outputs,
             recipe.discounts,
             self.task.controls,
             network,
-            uniforms,
+            drawn,
             self._paths if self.has_signal else None,
             behaviour,
             self._levels,
@@ -617,8 +627,8 @@ class Unrolled(Trained):
         for start in range(0, num, _CORRECTED_ROWS):
             chosen = slice(start, start + _CORRECTED_ROWS)
             size = len(rows["inputs"][chosen])
-            uniforms = rng.random((size, _CORRECTION_DRAWS, recipe.horizon - 1))
-            later = table[recipe.continuation.draw(uniforms, len(table))]
+            later = task.drawn_later(rng, (size, _CORRECTION_DRAWS, recipe.horizon - 1))
+            later = later if recipe.continuation.on_box else table[later]
             later = np.broadcast_to(
                 later[:, :, None], (size, _CORRECTION_DRAWS, arms, *later.shape[2:])
             )

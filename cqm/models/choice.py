@@ -33,6 +33,7 @@ from cqm.models.candidates import (
     Trained,
     Unrolled,
 )
+from cqm.models.controls import first_codes
 from cqm.models.frame import Frame
 from cqm.models.predictors import Predictor, StackedPredictor, UnrolledPredictor
 from cqm.models.training import Training, expected_seconds, train_members
@@ -227,7 +228,9 @@ class Choice:
     def _distil(self) -> None:
         """If the best answers need unrolling, teach them to direct networks, which are faster."""
         self.teacher = self._combined(self._fitted)
-        wanted = "direct" in self.model.names_of_candidates and self.task.frame.complete
+        wanted = "direct" in self.model.names_of_candidates and (
+            self.task.frame.complete or not self.task.families.has_menu
+        )
         if wanted and self.teacher.is_slow and self.explanation is not None:
             with self._optional("distilling"):
                 self._attempt(Distilled(self._taught(self.explanation)))
@@ -237,14 +240,14 @@ class Choice:
         frame, everything = self.task.frame, self.task.all_families
         known, start = np.empty(explanation.effects.shape, np.float32), 0
         for part in everything.batches():
-            labels = part.effects().mean(axis=1) @ frame.targets
+            labels = frame.observed(part) @ frame.targets
             rows = slice(start, start + len(labels))
             for attempt, weight in zip(self.teacher.attempts, self.teacher.weights, strict=True):
                 if isinstance(attempt.candidate, Unrolled):
                     labels -= weight * explanation.effects[rows]
                 elif attempt.predictor is not None:
-                    effects = attempt.predictor(part.observations).mean(axis=0)
-                    labels -= weight * center(effects) @ frame.targets
+                    effects = center(_of_families(attempt.predictor, part))
+                    labels -= weight * effects @ frame.targets
             known[rows], start = labels, rows.stop
         return replace(self.task, corrections=known)
 
@@ -292,12 +295,18 @@ class Choice:
         if self.held_out is None:
             attempt.predictor = predictor
             return True
-        predicted = _finite(predictor(self._observations).mean(axis=0))
-        errors = self.task.frame.errors(predicted, self._observed, self.held_out.arms)
+        predicted = _finite(_of_families(predictor, self.held_out))
+        errors = self.task.frame.errors(predicted, self._observed, self._arms)
         if errors.mean() >= attempt.score:
             return False
         attempt.predictor, attempt.predicted, attempt.errors = predictor, predicted, errors
         return True
+
+    @functools.cached_property
+    def _arms(self) -> np.ndarray | None:
+        """Arms of the held-out families; None if their first actions are controls from the box."""
+        assert self.held_out is not None
+        return self.held_out.arms if self.held_out.has_menu else None
 
     @functools.cached_property
     def _observations(self) -> np.ndarray:
@@ -333,7 +342,7 @@ class Choice:
         best = min(self._fitted, key=lambda each: each.score)
         assert best.predicted is not None
         misses = frame.in_own_units(self._observed)
-        misses = misses - frame.in_own_units(best.predicted, self.held_out.arms)
+        misses = misses - frame.in_own_units(best.predicted, self._arms)
         if np.sum(misses**2) <= _ROUNDING * misses.size:  # also if no action moves anything
             return False
         # The share of the explained noise to subtract is the one that leaves the least noise.
@@ -350,7 +359,7 @@ class Choice:
         """Score an earlier attempt on the cleaned labels."""
         if attempt.predicted is not None and self.held_out is not None:
             attempt.errors = self.task.frame.errors(
-                attempt.predicted, self._observed, self.held_out.arms
+                attempt.predicted, self._observed, self._arms
             )
 
     def _train(self, attempt: Attempt, candidate: Trained) -> None:
@@ -413,7 +422,7 @@ class Choice:
     def _misses(self, fitted: Sequence[Attempt]) -> np.ndarray:
         """Errors on the held-out families in own units, `[attempts, families, arms, features]`."""
         assert self.held_out is not None
-        frame, arms = self.task.frame, self.held_out.arms
+        frame, arms = self.task.frame, self._arms
         effects = [a.predicted for a in fitted if a.predicted is not None]
         observed = frame.in_own_units(self._observed)
         return np.stack([frame.in_own_units(each, arms) for each in effects]) - observed
@@ -502,6 +511,13 @@ def _shuffled(branches: Branches, seed: int) -> Branches:
     pieces = [branches[int(a) : int(b)] for a, b in zip(starts, ends, strict=True)]
     order = np.random.default_rng([seed, 3]).permutation(len(pieces))
     return combine([pieces[i] for i in order])
+
+
+def _of_families(predictor: Predictor, families: Branches) -> np.ndarray:
+    """Predicted effects of all actions, or of the controls that each family tried."""
+    codes = None if families.has_menu else first_codes(families)
+    effects = predictor(families.observations, codes).mean(axis=0)
+    return effects if families.has_menu else center(effects)
 
 
 def _finite(effects: np.ndarray) -> np.ndarray:

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from cqm.arguments import choice, instance, number, shown, texts, whole_number
 from cqm.branches.dataset import Branches
+from cqm.decisions import single_query
 from cqm.measures import SampledMeasure
+from cqm.models.box import BoxDecision, best_controls
 from cqm.models.candidates import CANDIDATES, Distilled
 from cqm.models.choice import Choice, Comparison, seconds_of
+from cqm.models.controls import (
+    box_codes,
+    box_rule,
+    checked_controls,
+    codes_in_box,
+    first_codes,
+)
 from cqm.models.estimator import Estimator
 from cqm.models.layout import TRANSITION, arrays_under
 from cqm.models.predictors import (
@@ -23,18 +33,21 @@ from cqm.models.predictors import (
     UnrolledPredictor,
     check_draws,
     restore_predictor,
+    with_menu,
 )
 from cqm.models.preprocessing import Conditioning
 from cqm.models.rewards import EventFn, happens, rewards_of, sampled_futures
 from cqm.models.scorer import Scorer
 from cqm.models.training import Training
-from cqm.names import Action, action_indices
+from cqm.names import Action, action_indices, checked_action_names
 from cqm.observations import as_observations
-from cqm.queries import Query, RewardFn
+from cqm.queries import Query, QueryLike, RewardFn
 from cqm.quotient import ComparisonGraph, Reference, as_reference, center
+from cqm.worlds.actions import checked_actions
 
 _POOR = 1.25  # a transition whose error is higher than the lowest by this factor is poor
 _GOOD = 0.01  # unless its error is below this, in units of the effects' size
+_CLAIM = 0.95  # confidence with which a control is said to be better than the menu
 _FUTURES = 256  # sampled futures per action; rewards and events vary more than effects
 
 
@@ -92,6 +105,8 @@ class EffectModel(Estimator):
     comparison_: tuple[Comparison, ...] = ()
     transition_: UnrolledPredictor | None = None
     updates_: dict[str, list[int]]  # updates of every cycle, by candidate
+    box_: np.ndarray | None = None  # [2, controls], bounds of the controls; None with a menu only
+    rule_: np.ndarray | None = None  # [points, controls], codes of controls that stand for the box
 
     def __init__(
         self,
@@ -169,10 +184,187 @@ class EffectModel(Estimator):
             raise ValueError("there are no families to learn from")
         self._check_comparisons(branches)
         self.comparison_, self.transition_, self.updates_ = (), None, {}
+        self.box_ = None if branches.has_menu else branches.box
+        self.rule_ = None if self.box_ is None else box_rule(self.box_.shape[1])
         return self._chosen(Choice(self, branches, options))
 
     def _chosen(self, choice: Choice) -> Predictor:
         return choice.predictor()
+
+    # Any control in the box.
+
+    def member_effects(
+        self, observations: ArrayLike, *, actions: ArrayLike | None = None
+    ) -> np.ndarray:
+        """Effects predicted by each member of the ensemble, `[members, n, actions, features]`.
+
+        Args:
+            observations: `[n, observations]`, or `[observations]` for one state.
+            actions: Controls, as for `effect`; the candidate actions by default.
+        """
+        if self.box_ is None and actions is None:
+            return super().member_effects(observations)
+        predictor, states = self._fitted(), self._states(observations)
+        rows = np.atleast_2d(states)
+        asked = self._codes(actions, states)
+        base, weights = self._base()
+        effects = predictor(rows, _side_by_side(asked, base))
+        num = asked.shape[-2]
+        effects = effects[:, :, :num] - np.einsum("a,mnaf->mnf", weights, effects[:, :, num:])[
+            :, :, None
+        ]
+        return effects if states.ndim == 2 else effects[:, 0]
+
+    def effect(
+        self,
+        observations: ArrayLike,
+        *,
+        action: Action | None = None,
+        baseline: Action | None = None,
+        actions: ArrayLike | None = None,
+    ) -> np.ndarray:
+        """Effects of all actions, `[n, actions, features]`, or one contrast, `[n, features]`.
+
+        Args:
+            observations: `[n, observations]`, or `[observations]` for one state; or a table with
+                these columns.
+            action: A name, an index, or one per state. Together with `baseline`, it selects a
+                single contrast: the effect of `action` relative to `baseline`.
+            baseline: The action to compare with, given in the same way.
+            actions: Controls to ask about instead of the candidate actions,
+                `[actions, controls]`, or one set per state `[n, actions, controls]`. The model must
+                have learned from branches collected with `actions="box"`. Effects are centred at
+                the model's reference, whatever controls are asked about.
+        """
+        if actions is None:
+            return super().effect(observations, action=action, baseline=baseline)
+        if action is not None or baseline is not None:
+            raise ValueError(
+                "pass either actions, or an action and a baseline from the menu; got both"
+            )
+        return self.member_effects(observations, actions=actions).mean(axis=0)
+
+    def act(
+        self, observations: ArrayLike, query: QueryLike, *, over: Literal["menu", "box"] = "menu"
+    ) -> Any:
+        """Index of the best action in each state, `[n]`; `[n, queries]` for several queries.
+
+        With `over="box"`, the best control in the whole box instead, as a `BoxDecision`; for
+        models that learned from branches collected with `actions="box"`.
+        """
+        choice("over", over, ("menu", "box"))
+        if over == "menu":
+            return super().act(observations, query)
+        states, predictor = np.atleast_2d(self._states(observations)), self._fitted()
+        query = single_query(query)
+        if len(query.weights) != len(self.feature_names):
+            raise ValueError(
+                f"the query has {len(query.weights)} weights; the model has "
+                f"{len(self.feature_names)} features"
+            )
+        box = self._box()
+        assert self.rule_ is not None
+        radius = None
+        if self.calibration_ is not None:
+            radius = self.calibration_.radius(query.weights, _CLAIM)
+        return best_controls(
+            lambda codes: predictor(states, codes).mean(axis=0) @ query.weights,
+            len(states),
+            box,
+            box_codes(self.candidate_actions_, box),
+            self.rule_,
+            radius,
+        )
+
+    def with_actions(self, actions: ArrayLike, *, names: Sequence[str] | None = None) -> Self:
+        """The same model with other candidate actions, without retraining.
+
+        Args:
+            actions: Controls in the box, `[actions, controls]`, at least two.
+            names: Their names; their indices by default.
+
+        The model must have learned from branches collected with `actions="box"`. It has no
+        calibration, because the calibration was made for other actions.
+        """
+        predictor, box = self._fitted(), self._box()
+        if not isinstance(self.reference, str | None):
+            raise ValueError(
+                "the reference is a distribution over the old actions; call recenter(None) first"
+            )
+        controls = checked_actions(actions, *box)
+        changed = copy.copy(self)
+        changed.candidate_actions_, changed.calibration_ = controls, None
+        changed.action_names_ = checked_action_names(names, len(controls))
+        codes = box_codes(controls, box)
+        if self.transition_ is not None:
+            changed.transition_ = with_menu(self.transition_, codes)
+        changed.predictor_ = with_menu(predictor, codes)
+        return changed
+
+    def centering_gap(self, observations: ArrayLike) -> float:
+        """How well the points that stand for the box represent it, as a share of the effects.
+
+        A second, independent set of points is used as the reference instead; the root mean square
+        change of the effects is divided by that of the effects of the candidate actions.
+        """
+        self._box()
+        other = copy.copy(self)
+        assert self.rule_ is not None
+        other.rule_ = box_rule(self.rule_.shape[1], seed=1)
+        effects = self.effect(observations)
+        change = other.effect(observations) - effects
+        return float(np.sqrt(np.mean(change**2) / max(np.mean(effects**2), 1e-300)))
+
+    def _states(self, observations: ArrayLike) -> np.ndarray:
+        return as_observations(observations, self.observation_names, self.columns_)
+
+    def _box(self) -> np.ndarray:
+        self._fitted()
+        if self.box_ is None:
+            raise ValueError(
+                "the model knows only its candidate actions; to ask about any control, fit it to "
+                "branches collected with actions='box'"
+            )
+        return self.box_
+
+    def _codes(self, actions: ArrayLike | None, states: np.ndarray) -> np.ndarray:
+        """Codes of the controls asked about."""
+        box = self._box()
+        if actions is None:
+            return box_codes(self.candidate_actions_, box)
+        return box_codes(checked_controls(actions, box, len(np.atleast_2d(states))), box)
+
+    def _base(self) -> tuple[np.ndarray, np.ndarray]:
+        """Codes of the actions at which effects are centred, and their weights."""
+        assert self.rule_ is not None
+        if self.reference is None:
+            return self.rule_, np.full(len(self.rule_), 1 / len(self.rule_))
+        menu = self._codes(None, np.empty((0, 1)))
+        return menu, np.asarray(as_reference(self.reference, np.empty((len(menu), 1))))
+
+    def _reference_weights(self, num_actions: int) -> np.ndarray:
+        """Weights of the reference; for a box, of candidate actions and base actions together."""
+        if self.box_ is None:
+            return np.asarray(as_reference(self.reference, np.empty((num_actions, 1))))
+        _, weights = self._base()
+        return np.concatenate([np.zeros(num_actions - len(weights)), weights])
+
+    def _comparable_effects(self, observations: ArrayLike) -> np.ndarray:
+        """Effects up to a shift that all actions share, which is all that a ranking needs."""
+        if self.box_ is None:
+            return super()._comparable_effects(observations)
+        states = self._states(observations)
+        effects = self._fitted()(np.atleast_2d(states), self._codes(None, states)).mean(axis=0)
+        return effects if states.ndim == 2 else effects[0]
+
+    def _effects_of(self, branches: Branches) -> np.ndarray:
+        """Predicted effects of the controls that each family tried, or of the candidate actions."""
+        if branches.has_menu:
+            return super()._effects_of(branches)
+        self._box()
+        return center(self._fitted()(branches.observations, first_codes(branches)).mean(axis=0))
+
+    # Any reward.
 
     def reward_advantage(
         self, observations: ArrayLike, reward_fn: RewardFn | Query, *, draws: int = _FUTURES
@@ -258,12 +450,13 @@ class EffectModel(Estimator):
             raise ValueError(
                 f"effect_measure takes the observations of one state; got shape {state.shape}"
             )
-        [futures] = transition.futures(state[None])
+        codes = None if self.box_ is None else np.concatenate([self._codes(None, state), self._base()[0]])
+        [futures] = transition.futures(state[None], codes)
         _, num, num_actions, horizon, size = futures.shape
         assert transition.levels is not None
         futures[..., transition.levels.unknown > 0] = np.nan
         chosen = np.eye(num_actions)[int(action_indices(action, self.action_names_))]
-        by_action = chosen - as_reference(self.reference, np.empty((num_actions, 1)))
+        by_action = chosen - self._reference_weights(num_actions)
         weights = np.multiply.outer(by_action, self.recipe_.discounts) / num
         weights = np.broadcast_to(weights, (num, num_actions, horizon))
         return SampledMeasure(futures.reshape(-1, size), weights.reshape(-1))
@@ -275,12 +468,17 @@ class EffectModel(Estimator):
         draws: int,
     ) -> np.ndarray:
         """Centred means of a function of futures, `[n, actions]`."""
-        transition = self._sampling(draws)
-        states = as_observations(observations, self.observation_names, self.columns_)
-        names = () if self.world_.get("nuisance") else self.feature_names
-        blocks = sampled_futures(transition, np.atleast_2d(states), values_fn, names)
+        transition, states = self._sampling(draws), self._states(observations)
+        names, codes = () if self.world_.get("nuisance") else self.feature_names, None
+        if self.box_ is not None:
+            menu, (base, weights) = self._codes(None, states), self._base()
+            codes = np.concatenate([menu, base])
+        blocks = sampled_futures(transition, np.atleast_2d(states), values_fn, names, codes)
         means = np.concatenate([values_fn(futures).mean(axis=1) for futures in blocks])
-        values = center(means[..., None], self.reference)[..., 0]
+        if self.box_ is None:
+            values = center(means[..., None], self.reference)[..., 0]
+        else:
+            values = means[:, : len(menu)] - means[:, len(menu) :] @ weights[:, None]
         return values if states.ndim == 2 else values[0]
 
     def _sampling(self, draws: int | None) -> UnrolledPredictor:
@@ -305,7 +503,11 @@ class EffectModel(Estimator):
         horizon, num_actions = self.recipe_.horizon, len(self.candidate_actions_)
         check_draws(draws, horizon, num_actions, int(self.width))
         drawn = np.random.default_rng([self.seed, 4]).random((draws, horizon - 1))
-        if transition.behaviour is None:
+        if self.recipe_.continuation.on_box:
+            size = transition.controls.shape[1]
+            rng = np.random.default_rng([self.seed, 4])
+            drawn = codes_in_box(rng.random((draws, horizon - 1, size)))
+        elif transition.behaviour is None:
             drawn = self.recipe_.continuation.draw(drawn, num_actions)
         return transition.with_continuations(drawn)
 
@@ -323,6 +525,8 @@ class EffectModel(Estimator):
     def to_numpy(self) -> Scorer:
         """A scorer that computes the same effects with NumPy alone; see also `Scorer.load`."""
         arrays, names = self._fitted().arrays(), self.observation_names
+        if self.rule_ is not None:
+            arrays = {**arrays, "rule": self.rule_}
         return Scorer(arrays, self.reference, observation_names=names)
 
     @property
@@ -332,11 +536,12 @@ class EffectModel(Estimator):
         return (given,) if isinstance(given, str) else texts("candidates", given)
 
     def _extra_arrays(self) -> dict[str, np.ndarray]:
-        """Arrays of the transition, unless it is part of the predictor."""
+        """The rule for the box and, unless it is part of the predictor, the transition."""
+        arrays = {} if self.rule_ is None else {"rule": self.rule_}
         if self.transition_ is None or any(part is self.transition_ for part in self._parts()):
-            return {}
-        arrays = self.transition_.arrays()
-        return {f"{TRANSITION}{name}": values for name, values in arrays.items()}
+            return arrays
+        own = self.transition_.arrays()
+        return arrays | {f"{TRANSITION}{name}": values for name, values in own.items()}
 
     def _parts(self) -> tuple[Predictor, ...]:
         predictor = self._fitted()
@@ -352,7 +557,8 @@ class EffectModel(Estimator):
             }
             for row in self.comparison_
         ]
-        return {"comparison": rows, "updates": self.updates_}
+        entries = {"comparison": rows, "updates": self.updates_}
+        return entries if self.box_ is None else {**entries, "box": self.box_.tolist()}
 
     def _restore_extras(self, config: Mapping[str, Any], arrays: dict[str, np.ndarray]) -> None:
         def known(value: float | None) -> float:
@@ -369,6 +575,10 @@ class EffectModel(Estimator):
             for row in config.get("comparison", [])
         )
         self.updates_ = config.get("updates", {})
+        self.rule_ = arrays.get("rule")
+        self.box_ = np.array(config["box"], float) if config.get("box") else None
+        if (self.box_ is None) != (self.rule_ is None):
+            raise ValueError("a model of controls needs both a box and a rule")
         aside = arrays_under(TRANSITION, arrays)
         found = (restore_predictor(aside),) if aside else self._parts()
         self.transition_ = next((p for p in found if isinstance(p, UnrolledPredictor)), None)
@@ -404,6 +614,14 @@ class EffectModel(Estimator):
     def _check_comparisons(self, branches: Branches) -> None:
         """Refuse families or a graph that leave some actions uncompared."""
         num_actions, graph = branches.num_actions, self.graph
+        if not branches.has_menu:
+            if graph is not None or self.reference is not None:
+                given = "graph" if graph is not None else "reference"
+                raise ValueError(
+                    f"a {given} is over candidate actions, but the first actions are controls from "
+                    f"the box; leave it out{', and recenter the model' * (graph is None)}"
+                )
+            return
         compared = [
             ComparisonGraph.from_families(num_actions, part.arms) for part in branches.batches()
         ]
@@ -416,3 +634,8 @@ class EffectModel(Estimator):
                 f"got {branches.num_arms} of {num_actions}"
             )
         graph.check_connected()
+
+
+def _side_by_side(asked: np.ndarray, base: np.ndarray) -> np.ndarray:
+    """Codes of the controls asked about, followed by those of the reference, for every state."""
+    return np.concatenate([asked, np.broadcast_to(base, (*asked.shape[:-2], *base.shape))], axis=-2)

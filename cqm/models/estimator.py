@@ -271,13 +271,23 @@ class Estimator(Parameters, abc.ABC):
         self._warn_of_unlearned_features(query)
         return values
 
+    def _comparable_effects(self, observations: ArrayLike) -> np.ndarray:
+        """Effects up to a shift that all actions share, which is all that a ranking needs."""
+        return self.effect(observations)
+
+    def _effects_of(self, branches: Branches) -> np.ndarray:
+        """Predicted effects in the states of branches, to compare with theirs."""
+        return self.effect(branches.observations)
+
     def rank(self, observations: ArrayLike, query: QueryLike) -> np.ndarray:
         """Actions, best first, `[n, actions]`; `[n, queries, actions]` for several queries."""
-        return decisions.rank(self.advantage(observations, query))
+        values = decisions.advantage(self._comparable_effects(observations), query)
+        self._warn_of_unlearned_features(query)
+        return decisions.rank(values)
 
     def act(self, observations: ArrayLike, query: QueryLike) -> np.ndarray:
         """Index of the best action in each state, `[n]`; `[n, queries]` for several queries."""
-        chosen = decisions.act(self.effect(observations), query)
+        chosen = decisions.act(self._comparable_effects(observations), query)
         self._warn_of_unlearned_features(query)
         return chosen
 
@@ -313,7 +323,7 @@ class Estimator(Parameters, abc.ABC):
             "calibration branches",
             independent=self.learns_from is Branches,
         )
-        predicted = self.effect(branches.observations)
+        predicted = self._effects_of(branches)
         self.calibration_ = decisions.calibrate(predicted, branches.effects())
         return self
 
@@ -472,7 +482,8 @@ class Estimator(Parameters, abc.ABC):
         model.candidate_actions_ = actions = np.array(config["candidate_actions"], float)
         model.action_names_ = checked_action_names(config.get("action_names"), len(actions))
         as_reference(model.reference, np.empty((len(actions), 1)))
-        if model.recipe_.continuation.open_loop:
+        law = model.recipe_.continuation
+        if law.open_loop and not law.on_box:
             model.recipe_.continuation.probabilities(len(actions))
         # Version 0.1 named the number of examples by their kind, and stored less about models from
         # logs.

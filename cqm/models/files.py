@@ -80,6 +80,7 @@ class Description(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     comparison: list[ComparisonRecord] = []
     updates: dict[str, list[int]] = {}
     columns: list[ColumnFields] = []
+    box: tuple[list[float], list[float]] | None = None
 
 
 class EarlierDescription(Description, forbid_unknown_fields=True, kw_only=True):

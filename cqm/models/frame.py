@@ -54,8 +54,9 @@ class Frame:
     def __init__(self, branches: Branches, *, seed: int):
         sample = branches[:FAMILIES]
         self.branches, self.observations, self.seed = branches, sample.observations, seed
-        self.complete = branches.num_arms == branches.num_actions
-        effects = sample.effects() if self.complete else center(sample.outcomes)
+        self.complete = branches.has_menu and branches.num_arms == branches.num_actions
+        self._centred_alone = self.complete or not branches.has_menu
+        effects = self._family_effects(sample)
         spread = np.sqrt(np.mean(branches[:_STEP_FAMILIES].outcomes ** 2, axis=(0, 1, 2)))
         size = np.sqrt(np.mean(effects**2, axis=(0, 1, 2)))
         self.moved = size > _ROUNDING * spread  # [features]
@@ -73,8 +74,11 @@ class Frame:
 
     def observed(self, families: Branches) -> np.ndarray:
         """Effects of families' arms, averaged over draws and centred, `[n, arms, features]`."""
-        effects = families.effects() if self.complete else center(families.outcomes)
-        return effects.mean(axis=1)
+        return self._family_effects(families).mean(axis=1)
+
+    def _family_effects(self, families: Branches) -> np.ndarray:
+        """Effects within families, `[n, draws, arms, features]`."""
+        return families.effects() if self._centred_alone else center(families.outcomes)
 
     def in_own_units(self, effects: np.ndarray, arms: np.ndarray | None = None) -> np.ndarray:
         """Effects on the features that actions move, in units of their size.
@@ -82,12 +86,15 @@ class Frame:
         Args:
             effects: `[n, actions, features]`.
             arms: If given, only these actions count, `[n, arms]`, and the effects are centred.
+                None if the actions are those of the families.
         """
         if arms is not None:
             effects = center(np.take_along_axis(effects, arms[..., None], axis=1))
         return (effects / self.units)[..., self.moved]
 
-    def errors(self, predicted: np.ndarray, observed: np.ndarray, arms: np.ndarray) -> np.ndarray:
+    def errors(
+        self, predicted: np.ndarray, observed: np.ndarray, arms: np.ndarray | None
+    ) -> np.ndarray:
         """Mean squared error of predicted effects `[n, actions, features]`, in own units, `[n]`."""
         misses = self.in_own_units(predicted, arms) - self.in_own_units(observed)
         return np.sum(misses**2, axis=(1, 2)) / max(1, misses[0].size)  # 0 if nothing moves

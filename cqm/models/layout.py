@@ -68,11 +68,12 @@ _LATENT = {
 _BEHAVIOUR = _layers("behaviour.layers", "inputs", "hidden", "hidden", "actions", leading="")
 _LOSSES = {"losses": "chunks"}
 _CALIBRATION = {
-    "calibration.residuals": "calibrated actions features",
+    "calibration.residuals": "calibrated compared features",
     "calibration.draws": "1",
     "calibration.noise": "features",
     "calibration.size": "features",
 }
+_RULE = {"rule": "points controls"}
 _PROVENANCE = {"provenance.families": "runs 3", "provenance.observations": "rows"}
 
 
@@ -113,7 +114,7 @@ def check_arrays(kind: str, arrays: Mapping[str, np.ndarray], sizes: Mapping[str
             unless the model lets the candidates choose.
     """
     remaining, known = dict(arrays), {**sizes, "later": sizes["horizon"] - 1}
-    for optional in (_LOSSES, _CALIBRATION, _PROVENANCE):
+    for optional in (_LOSSES, _CALIBRATION, _PROVENANCE, _RULE):
         if set(optional) & set(arrays):
             own = {name: remaining.pop(name) for name in optional if name in remaining}
             _check_all(own, optional, known)
@@ -172,6 +173,8 @@ def _expected(kind: str, arrays: Mapping[str, np.ndarray]) -> Axes:
 def _unrolled(arrays: Mapping[str, np.ndarray]) -> Axes:
     axes = _UNROLLED | (_LATENT if "network.lift.weight" in arrays else _PLAIN)
     axes |= _NOISE if "noise" in arrays else {}
+    if arrays.get("continuations", np.empty(0)).ndim == 3:  # controls from the box
+        axes |= {"continuations": "draws later controls"}
     if "levels.shift" in arrays:
         axes |= _LEVELS
         axes |= {"levels.noise": "paths horizon noise"} if "noise" in arrays else {}
@@ -208,8 +211,9 @@ def _check_numbers(name: str, arrays: Mapping[str, np.ndarray], num_actions: int
     elif name in _PROVENANCE or name == "sizes":
         whole, least = True, 0 if name == "sizes" else -np.inf
     elif name == "continuations":  # actions, or uniform numbers that determine them
-        whole = "behaviour.layers.0.weight" not in arrays
-        least, most = 0, num_actions - 1 if whole else 1
+        if values.ndim < 3:
+            whole = "behaviour.layers.0.weight" not in arrays
+            least, most = 0, num_actions - 1 if whole else 1
     if (
         values.dtype.kind not in ("iu" if whole else "f")
         or not (np.isfinite(values) & (values >= least) & (values <= most)).all()

@@ -26,14 +26,24 @@ from cqm.regression import RandomFourierFeatures, Table, predictions_in_blocks
 
 _SMALL_BLOCKS = (1, 16)  # rows per block for one state, or a few
 _UNROLLED_ROWS = 32  # states that are unrolled at once, each with all actions and continuations
+_BRANCHES = 2048  # branches that are unrolled at once for controls that were asked about
 _FUTURES_BYTES = 2**27  # futures that are in memory at once, if they are those of several states
 
 
 class Predictor(Protocol):
     """The interface of every predictor."""
 
-    def __call__(self, observations: np.ndarray) -> np.ndarray:
-        """Effects by each member, `[members, n, actions, features]`, up to a shared shift."""
+    def __call__(
+        self, observations: np.ndarray, controls: np.ndarray | None = None
+    ) -> np.ndarray:
+        """Effects by each member, `[members, n, actions, features]`, up to a shared shift.
+
+        Args:
+            observations: `[n, observations]`.
+            controls: Codes of other actions, `[actions, controls]`, or one set per state
+                `[n, actions, controls]`, for predictors that take controls; the candidate actions
+                by default.
+        """
 
     def arrays(self) -> Arrays:
         """Everything that was learned, by name."""
@@ -46,8 +56,11 @@ class TablePredictor:
     table: Table
     effects: np.ndarray  # [states, actions, features]
 
-    def __call__(self, observations: np.ndarray) -> np.ndarray:
+    def __call__(
+        self, observations: np.ndarray, controls: np.ndarray | None = None
+    ) -> np.ndarray:
         """Effects, `[1, n, actions, features]`."""
+        assert controls is None
         return self.effects[self.table.find(observations)][None]
 
     def arrays(self) -> Arrays:
@@ -88,8 +101,11 @@ class FourierPredictor:
             basis,
         )
 
-    def __call__(self, observations: np.ndarray) -> np.ndarray:
+    def __call__(
+        self, observations: np.ndarray, controls: np.ndarray | None = None
+    ) -> np.ndarray:
         """Effects, `[members, n, actions, features]`."""
+        assert controls is None
         inputs, members = self.inputs(observations), (self.frequencies, self.phases, self.weights)
         parts = [
             predictions_in_blocks(RandomFourierFeatures(frequencies, phases), weights, inputs)
@@ -125,15 +141,17 @@ class DirectPredictor:
     network: Network  # members stacked
     controls: np.ndarray | None = None  # [actions, controls]; None if actions have an embedding
 
-    def __call__(self, observations: np.ndarray) -> np.ndarray:
+    def __call__(
+        self, observations: np.ndarray, controls: np.ndarray | None = None
+    ) -> np.ndarray:
         """Effects, `[members, n, actions, features]`."""
-        inputs = np.asarray(self.inputs(observations), np.float32)
-        controls = None if self.controls is None else jnp.asarray(self.controls, jnp.float32)
+        asked = self.controls if controls is None else controls
+        rows, split_fn = _with_controls(self.inputs(observations), asked)
 
         def predict(block: Array) -> Array:
-            return _by_member(_direct_effects, self.network, block, controls)
+            return _by_member(_direct_effects, self.network, *split_fn(block))
 
-        return in_blocks(predict, inputs, 1024, axis=1) @ self.basis.T
+        return in_blocks(predict, rows, 1024, axis=1) @ self.basis.T
 
     def arrays(self) -> Arrays:
         """Coordinates, basis, layers and control vectors."""
@@ -156,18 +174,22 @@ def check_draws(draws: int, horizon: int, num_actions: int, width: int) -> None:
 def _unrolled_steps(
     network: Transition,
     inputs: Array,
+    first: Array,
     controls: Array,
     drawn: Array,
     noise: Array | None,
     behaviour: Classifier | None,
 ) -> Array:
-    if behaviour is None:
-        return network.branches(inputs, controls, drawn, noise)
-    return network.branches_under(inputs, controls, behaviour, drawn, noise)
+    if behaviour is not None:
+        return network.branches_under(inputs, first, controls, behaviour, drawn, noise)
+    later = controls[drawn] if drawn.ndim == 2 else drawn  # actions, or controls from the box
+    return network.branches(inputs, first, later, noise)
 
 
-def _unrolled_effects(network: Transition, inputs: Array, discounts: Array, *drawn: Any) -> Array:
-    return network.effects(_unrolled_steps(network, inputs, *drawn), discounts)
+def _unrolled_effects(
+    network: Transition, inputs: Array, first: Array, discounts: Array, *drawn: Any
+) -> Array:
+    return network.effects(_unrolled_steps(network, inputs, first, *drawn), discounts)
 
 
 @dataclass(frozen=True)
@@ -209,32 +231,43 @@ class UnrolledPredictor:
     discounts: np.ndarray  # [horizon]
     controls: np.ndarray  # [actions, controls], the candidate actions
     network: Transition  # members stacked
-    continuations: np.ndarray  # [draws, horizon − 1], actions; uniform numbers for a behaviour
+    continuations: np.ndarray
+    """Later actions, `[draws, horizon − 1]`; uniform numbers for a behaviour; codes in a last axis
+    if controls are drawn from the box."""
     noise: np.ndarray | None = None  # [draws, horizon, noise], paths that were observed
     behaviour: Classifier | None = None  # sees the state and the context
     levels: Levels | None = None  # None if futures cannot be sampled
 
-    def __call__(self, observations: np.ndarray) -> np.ndarray:
+    def __call__(
+        self, observations: np.ndarray, controls: np.ndarray | None = None
+    ) -> np.ndarray:
         """Effects, `[members, n, actions, features]`."""
-        inputs = np.asarray(self.inputs(observations), np.float32)
+        asked = self.controls if controls is None else controls
+        rows, split_fn = _with_controls(self.inputs(observations), asked)
         discounts, drawn = jnp.asarray(self.discounts, jnp.float32), self._drawn()
 
         def predict(block: Array) -> Array:
-            return _by_member(_unrolled_effects, self.network, block, discounts, *drawn)
+            return _by_member(_unrolled_effects, self.network, *split_fn(block), discounts, *drawn)
 
-        return in_blocks(predict, inputs, _UNROLLED_ROWS, axis=1) @ self.basis.T
+        most = _UNROLLED_ROWS if controls is None else max(1, _BRANCHES // asked.shape[-2])
+        return in_blocks(predict, rows, _block_size(most), axis=1) @ self.basis.T
 
-    def futures(self, observations: np.ndarray) -> Iterator[np.ndarray]:
+    def futures(
+        self, observations: np.ndarray, controls: np.ndarray | None = None
+    ) -> Iterator[np.ndarray]:
         """Features along sampled futures of every action, `[n, draws, actions, horizon, features]`.
 
         They come block by block of states. The draws of all members count as draws.
         """
         assert self.levels is not None
-        inputs, drawn = np.asarray(self.inputs(observations), np.float32), self._drawn()
-        most = max(1, _FUTURES_BYTES // self._bytes_per_state(len(self.continuations)))
-        size = next(n for n in (_UNROLLED_ROWS, *_SMALL_BLOCKS[::-1]) if n <= most)
-        for block, num in _padded_blocks(inputs, size):
-            steps = np.asarray(_by_member(_unrolled_steps, self.network, block, *drawn), float)
+        asked = self.controls if controls is None else controls
+        rows, split_fn = _with_controls(self.inputs(observations), asked)
+        drawn = self._drawn()
+        per_state = self._bytes_per_state(len(self.continuations), asked.shape[-2])
+        size = _block_size(max(1, _FUTURES_BYTES // per_state))
+        for block, num in _padded_blocks(rows, size):
+            given = split_fn(block)
+            steps = np.asarray(_by_member(_unrolled_steps, self.network, *given, *drawn), float)
             # [members, horizon, n, draws, actions, steps] -> [n, members, draws, actions, horizon]
             steps = np.moveaxis(steps[:, :, :num], (2, 0, 3, 4, 1), (0, 1, 2, 3, 4))
             # No action moves these, so what differs between actions is an error of the network.
@@ -249,17 +282,17 @@ class UnrolledPredictor:
         If there are more continuations than observed paths, paths are used several times.
         """
         assert self.levels is not None
-        need = self._bytes_per_state(len(continuations))
+        need = self._bytes_per_state(len(continuations), len(self.controls))
         require_memory(f"sampling {len(continuations):,} futures", need, "choose fewer draws")
         noise = self.levels.noise
         if noise is not None:
             noise = noise[np.arange(len(continuations)) % len(noise)]
         return replace(self, continuations=continuations, noise=noise)
 
-    def _bytes_per_state(self, draws: int) -> int:
+    def _bytes_per_state(self, draws: int, num_actions: int) -> int:
         """Memory for the futures of one state: single and double precision, and a copy."""
         members, coordinates = self.network.last.bias.shape
-        return 20 * members * draws * len(self.controls) * len(self.discounts) * coordinates
+        return 20 * members * draws * num_actions * len(self.discounts) * coordinates
 
     def _drawn(self) -> tuple[Any, ...]:
         """Control vectors, draws of later actions and noise, and the behaviour policy."""
@@ -297,9 +330,11 @@ class StackedPredictor:
     parts: tuple[Predictor, ...]
     weights: np.ndarray  # [parts], positive, with sum 1
 
-    def __call__(self, observations: np.ndarray) -> np.ndarray:
+    def __call__(
+        self, observations: np.ndarray, controls: np.ndarray | None = None
+    ) -> np.ndarray:
         """Effects, `[members, n, actions, features]`; single-member parts are repeated."""
-        predicted = [part(observations) for part in self.parts]
+        predicted = [part(observations, controls) for part in self.parts]
         members = max(len(effects) for effects in predicted)
         return sum(
             weight * center(np.broadcast_to(effects, (members, *effects.shape[1:])))
@@ -383,6 +418,38 @@ def _restored_unrolled(inputs: Coordinates, arrays: Mapping[str, np.ndarray]) ->
         behaviour,
         Levels(**arrays_under("levels.", arrays)) if "levels.shift" in arrays else None,
     )
+
+
+def with_menu(predictor: Predictor, codes: np.ndarray) -> Predictor:
+    """A predictor that takes controls, with other candidate actions."""
+    if isinstance(predictor, StackedPredictor):
+        parts = tuple(with_menu(part, codes) for part in predictor.parts)
+        return replace(predictor, parts=parts)
+    assert isinstance(predictor, DirectPredictor | UnrolledPredictor)
+    return replace(predictor, controls=codes)
+
+
+def _with_controls(
+    inputs: np.ndarray, controls: np.ndarray | None
+) -> tuple[np.ndarray, Callable[[Array], tuple[Array, Array | None]]]:
+    """Rows for `in_blocks`, and the function that splits a block into inputs and controls.
+
+    If every state has controls of its own, they are appended to its inputs.
+    """
+    if controls is None or controls.ndim == 2:
+        shared = None if controls is None else jnp.asarray(controls, jnp.float32)
+        return np.asarray(inputs, np.float32), lambda block: (block, shared)
+    size, shape = inputs.shape[1], controls.shape[1:]
+    rows = np.concatenate([inputs, controls.reshape(len(inputs), -1)], axis=1)
+    return np.asarray(rows, np.float32), lambda block: (
+        block[:, :size],
+        block[:, size:].reshape(len(block), *shape),
+    )
+
+
+def _block_size(most: int) -> int:
+    """The largest number of states per block that is allowed."""
+    return next(n for n in (_UNROLLED_ROWS, *_SMALL_BLOCKS[::-1]) if n <= most)
 
 
 def in_blocks(

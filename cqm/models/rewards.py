@@ -53,6 +53,7 @@ def sampled_futures(
     observations: np.ndarray,
     values_fn: Callable[[np.ndarray], np.ndarray],
     names: Sequence[str],
+    controls: np.ndarray | None = None,
 ) -> Iterator[np.ndarray]:
     """Futures `[n, draws, actions, horizon, features]`, block by block of states.
 
@@ -64,10 +65,11 @@ def sampled_futures(
         observations: `[n, observations]`.
         values_fn: The function of such futures that is to be integrated.
         names: Names of the features, or none if they are unknown.
+        controls: Codes of the first actions; those of the candidate actions by default.
     """
     assert transition.levels is not None
     unknown = transition.levels.unknown
-    for futures in transition.futures(observations):
+    for futures in transition.futures(observations, controls):
         if not np.isfinite(futures).all():
             raise ValueError(
                 "the predicted futures are not finite; the states may be far from those that the "

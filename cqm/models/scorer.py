@@ -75,10 +75,19 @@ class Scorer:
         states = as_observations(observations, self.observation_names)
         rows = np.atleast_2d(states)
         effects = sum(
-            weight * center(_effects(arrays, rows), self.reference)
-            for weight, arrays in self._parts()
+            weight * self._centered(arrays, rows) for weight, arrays in self._parts()
         )
         return effects if states.ndim == 2 else effects[0]
+
+    def _centered(self, arrays: Arrays, rows: np.ndarray) -> np.ndarray:
+        """Effects by one predictor, centred at the reference, or at the rule for a box."""
+        rule = self.arrays.get("rule")
+        if rule is None or self.reference is not None:
+            return center(_effects(arrays, rows), self.reference)
+        num = len(arrays["controls"])
+        both = {**arrays, "controls": np.concatenate([arrays["controls"], rule])}
+        effects = _effects(both, rows)
+        return effects[:, :num] - effects[:, num:].mean(axis=1, keepdims=True)
 
     def _parts(self) -> list[tuple[float, Arrays]]:
         """The arrays of every predictor in the model, and its weight."""
@@ -171,7 +180,9 @@ def _unrolled(arrays: Arrays, inputs: np.ndarray) -> np.ndarray:
         if k > 0 and "behaviour.layers.0.weight" in arrays:
             action = controls[_behaviour(arrays, state, context, drawn[:, k - 1])]
         elif k > 0:
-            action = controls[drawn[:, k - 1]][:, None]
+            now = drawn[:, k - 1]
+            later = controls[now] if drawn.ndim == 2 else now @ arrays["network.controls"]
+            action = later[:, None].astype(np.float32)
         hidden = state @ first[:num_states] + fixed + action
         if "noise" in arrays:
             path = arrays["noise"][:, k].astype(np.float32) @ arrays["network.noise"]

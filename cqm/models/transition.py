@@ -121,29 +121,32 @@ class Transition(eqx.Module):
         return coordinates if self.lift is None else self.outputs(coordinates)
 
     def branches(
-        self, inputs: Array, codes: Array, continuations: Array, noise: Array | None
+        self, inputs: Array, first: Array, later: Array, noise: Array | None
     ) -> Array:
         """Coordinates after each step of every branch, `[horizon, n, draws, actions, steps]`.
 
         Args:
             inputs: `[n, inputs]`.
-            codes: The candidate actions as control vectors, `[actions, controls]`.
-            continuations: Later actions, `[draws, horizon − 1]`.
+            first: Codes of the first actions, `[actions, controls]`, or one set per state.
+            later: Codes of the later actions, `[draws, horizon − 1, controls]`.
             noise: `[draws, horizon, noise]`, or None.
         """
-        num, draws, num_actions = len(inputs), len(continuations), len(codes)
-        first = jnp.broadcast_to(jnp.arange(num_actions), (draws, num_actions))
-        actions = all_branches(first, continuations[:, None]).reshape(1, draws * num_actions, -1)
-        actions = jnp.broadcast_to(actions, (num, *actions.shape[1:]))
+        num, draws, (num_actions, size) = len(inputs), len(later), first.shape[-2:]
+        shape = (num, draws, num_actions)
+        first = jnp.broadcast_to(first.reshape(-1, 1, num_actions, 1, size), (*shape, 1, size))
+        later = jnp.broadcast_to(later[None, :, None], (*shape, *later.shape[1:]))
+        controls = jnp.concatenate([first, later], axis=3)
+        controls = controls.reshape(num, draws * num_actions, -1, size)
         if noise is not None:
             noise = jnp.repeat(noise, num_actions, axis=0)[None]
             noise = jnp.broadcast_to(noise, (num, *noise.shape[1:]))
-        steps = self.unroll(inputs, codes[actions], noise)
+        steps = self.unroll(inputs, controls, noise)
         return steps.reshape(len(steps), num, draws, num_actions, -1)
 
     def branches_under(
         self,
         inputs: Array,
+        first: Array,
         codes: Array,
         behaviour: Classifier,
         uniforms: Array,
@@ -153,12 +156,13 @@ class Transition(eqx.Module):
 
         Args:
             inputs: `[n, inputs]`; the network has no latent state.
-            codes: The candidate actions as control vectors, `[actions, controls]`.
+            first: Codes of the first actions, `[actions, controls]`, or one set per state.
+            codes: Codes of the candidate actions, which the behaviour chooses from.
             behaviour: Logits of the actions, given the state and the context.
             uniforms: Uniform random numbers that determine the actions, `[draws, horizon − 1]`.
             noise: `[draws, horizon, noise]`, or None.
         """
-        size, num_actions, draws = self.num_states, len(codes), len(uniforms)
+        size, num_actions, draws = self.num_states, first.shape[-2], len(uniforms)
         start, fixed = self.start(inputs)
         fixed, context = fixed[:, None, None], inputs[:, None, None, size:]
         shape = (len(inputs), draws, num_actions)
@@ -167,8 +171,9 @@ class Transition(eqx.Module):
             path = jnp.moveaxis(noise, 1, 0)[:, None, :, None]  # [horizon, 1, draws, 1, noise]
         context = jnp.broadcast_to(context, (*shape, context.shape[-1]))
         state = jnp.broadcast_to(start[:, None, None], (*shape, size))
+        first = first.reshape(-1, 1, num_actions, first.shape[-1])
         reached = self.step(
-            state, fixed, jnp.broadcast_to(codes, (*shape, codes.shape[-1])), path[0]
+            state, fixed, jnp.broadcast_to(first, (*shape, first.shape[-1])), path[0]
         )
 
         def later(reached: Array, now: Any) -> tuple[Array, Array]:
@@ -225,17 +230,6 @@ def before_steps(batch: Mapping[str, Any], num_states: int) -> Array:
     start = batch["inputs"][:, None, None, :num_states]
     start = jnp.broadcast_to(start, (*steps.shape[:2], 1, num_states))
     return jnp.concatenate([start, steps[:, :, :-1]], axis=2)
-
-
-def all_branches(first: Any, later: Any) -> Array:
-    """Actions of every branch, `[..., arms, horizon]`: the first action, then the later ones.
-
-    Args:
-        first: `[..., arms]`.
-        later: `[..., arms or 1, horizon − 1]`.
-    """
-    later = jnp.broadcast_to(later, (*first.shape, later.shape[-1]))
-    return jnp.concatenate([first[..., None], later], axis=-1)
 
 
 def unrolled_loss(
