@@ -22,13 +22,20 @@ from jax import Array
 from cqm import storage
 from cqm.branches.dataset import Branches
 from cqm.models.behaviour import fit_behaviour
-from cqm.models.controls import codes_in_box, first_codes, later_codes, menu_codes
+from cqm.models.controls import (
+    centered_monomials,
+    codes_in_box,
+    first_codes,
+    later_codes,
+    menu_codes,
+)
 from cqm.models.frame import FAMILIES, Frame
 from cqm.models.network import Network
 from cqm.models.predictors import (
     DirectPredictor,
     FourierPredictor,
     Levels,
+    PolynomialPredictor,
     Predictor,
     UnrolledPredictor,
     check_draws,
@@ -72,6 +79,7 @@ CYCLES = (1 / 16, 1 / 8, 5 / 16, 1 / 2)  # shares of the updates
 _STEP_UPDATES, _STEP_BATCH = 3, 1 / 2  # of single steps, relative to those of the cycles
 _RIDGE_FAMILIES = 50_000  # more families hardly change a regression
 _WAVES, _ROUNDS = 1_024, 1
+_POLYNOMIAL_FAMILIES, _POLYNOMIAL_WEIGHTS = 5_000, 800
 _CORRECTION_DRAWS, _CORRECTED_ROWS = 8, 512
 _FUTURE_PATHS = 512  # noise paths kept for sampling futures
 _MAX_PAIRS = 1_000  # products of inputs in a quadratic regression
@@ -115,7 +123,9 @@ class Candidate(abc.ABC):
     def obstacle(self) -> str:
         """Why the candidate cannot be fitted; empty if it can."""
         needed = {
-            "families that branch every action": self.task.frame.complete,
+            "families that branch every action": (
+                self.task.frame.complete or not self.task.families.has_menu
+            ),
             "graph=None": self.model.graph is None,
             "decoder_rank=None": self.model.decoder_rank is None,
             "conditioning='learned'": self.model.conditioning == "learned",
@@ -132,6 +142,32 @@ class ClosedForm(Candidate):
         """Learn from families."""
 
 
+    def _polynomial(self, families: Branches, regressors: int) -> Predictor:
+        """Ridge regression of controls from the box, with so many regressors of the state.
+
+        Regressors beyond a constant and the inputs are random cosines; none are inputs if there
+        are too few for all of them.
+        """
+        frame, codes = self.task.frame, first_codes(families)
+        monomials = centered_monomials(codes)
+        monomials = center(monomials)  # over the controls of each family
+        inputs = frame.inputs
+        size = inputs.matrix.shape[1]
+        if regressors <= size:
+            inputs, size = Coordinates(inputs.shift, inputs.matrix[:, :0]), 0
+        states = inputs(families.observations)
+        rng = np.random.default_rng(self.model.seed)
+        features = RandomFourierFeatures.draw(states, max(0, regressors - 1 - size) * bool(size), rng)
+        design = np.einsum("nap,nr->napr", monomials, features(states))
+        design = design.reshape(len(families) * families.num_arms, -1)
+        targets = np.concatenate([frame.observed(p) for p in families.batches()]) @ frame.targets
+        if self.task.corrections is not None:
+            targets = targets - self.task.corrections[: len(targets)]
+        fitted = leave_one_out_ridge(design, targets.reshape(len(design), -1), free=())
+        weights = fitted.weights.reshape(monomials.shape[-1], -1, targets.shape[-1])
+        return PolynomialPredictor(inputs, frame.outputs, self.task.controls, features, weights)
+
+
 class Constant(ClosedForm):
     """The mean effects, the same in every state."""
 
@@ -139,6 +175,8 @@ class Constant(ClosedForm):
 
     def fit(self, families: Branches) -> Predictor:
         """Average the effects."""
+        if not families.has_menu:
+            return self._polynomial(families[:_POLYNOMIAL_FAMILIES], 1)
         means = [part.effects().mean(axis=1).sum(axis=0) for part in families.batches()]
         mean = sum(means) / len(families) @ self.task.frame.targets  # [actions, coordinates]
         size = len(families.observation_names)
@@ -156,12 +194,17 @@ class RidgeRegression(ClosedForm):
 
     Each coordinate of each action's effect uses the regressors and the penalty with the lowest
     leave-one-out error: a constant, the inputs, their products, or cosines of learned coordinates.
+    The effects of controls from the box are polynomials, whose coefficients are regressed instead.
     """
 
     name = "ridge"
 
     def fit(self, families: Branches) -> Predictor:
         """Fit every set of regressors and choose among them, output by output."""
+        if not families.has_menu:
+            num_monomials = centered_monomials(self.task.controls).shape[-1]
+            few = families[:_POLYNOMIAL_FAMILIES]
+            return self._polynomial(few, _POLYNOMIAL_WEIGHTS // num_monomials)
         families = families[:_RIDGE_FAMILIES]
         frame, model = self.task.frame, self.model
         inputs = frame.inputs(families.observations)

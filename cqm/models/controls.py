@@ -73,6 +73,19 @@ def codes_in_box(shares: np.ndarray) -> np.ndarray:
     return (2 * shares - 1) * np.sqrt(3 / shares.shape[-1])
 
 
+def centered_monomials(codes: np.ndarray) -> np.ndarray:
+    """Controls, their squares and products, minus their means over the box, `[..., monomials]`.
+
+    >>> centered_monomials(np.array([[1.0], [-1.0]])).tolist()
+    [[1.0, 0.0], [-1.0, 0.0]]
+    """
+    size = codes.shape[-1]
+    first, second = np.triu_indices(size)
+    return np.concatenate(
+        [codes, codes[..., first] * codes[..., second] - (first == second) / size], axis=-1
+    )
+
+
 def box_rule(num_controls: int, *, seed: int = 0) -> np.ndarray:
     """Codes of evenly spread points that stand for the whole box, `[points, controls]`."""
     sequence = qmc.Sobol(num_controls, rng=np.random.default_rng(seed))

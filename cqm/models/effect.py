@@ -296,9 +296,13 @@ class EffectModel(Estimator):
         changed.candidate_actions_, changed.calibration_ = controls, None
         changed.action_names_ = checked_action_names(names, len(controls))
         codes = box_codes(controls, box)
+        changed.predictor_ = with_menu(predictor, codes)
+        for old, new in zip(self._parts(), changed._parts(), strict=True):
+            if old is self.transition_:
+                changed.transition_ = new
+                return changed
         if self.transition_ is not None:
             changed.transition_ = with_menu(self.transition_, codes)
-        changed.predictor_ = with_menu(predictor, codes)
         return changed
 
     def centering_gap(self, observations: ArrayLike) -> float:

@@ -41,6 +41,13 @@ _DIRECT = {
 }
 _EMBEDDING = {"network.embedding": "members actions embedding"}
 _CONTROLS = {"controls": "actions embedding"}
+_POLYNOMIAL = {
+    **_COMMON,
+    "controls": "actions controls",
+    "polynomial.frequencies": "inputs waves",
+    "polynomial.phases": "waves",
+    "polynomial.weights": "monomials 1+inputs+waves coordinates",
+}
 _UNROLLED = {
     **_COMMON,
     "discounts": "horizon",
@@ -147,6 +154,8 @@ def _check_all(arrays: Mapping[str, np.ndarray], axes: Axes, known: dict[str, in
         _check_numbers(name, arrays, known["actions"])
     if "pairs" in sizes and sizes["pairs"] not in (0, sizes["inputs"] * (sizes["inputs"] + 1) // 2):
         raise ValueError(f"the array 'waves.weights' has weights for {sizes['pairs']} products")
+    if "monomials" in sizes and sizes["monomials"] != sizes["controls"] * (3 + sizes["controls"]) // 2:
+        raise ValueError(f"the array 'polynomial.weights' has {sizes['monomials']} monomials")
     if "sizes" in arrays:
         states, moved = map(int, arrays["sizes"])
         latent = "states" in sizes
@@ -161,6 +170,8 @@ def _expected(kind: str, arrays: Mapping[str, np.ndarray]) -> Axes:
     """Axes of all arrays that the predictor must have; its type follows from the arrays given."""
     if "network.decoder.weight" in arrays:
         return _DIRECT | (_CONTROLS if "controls" in arrays else _EMBEDDING)
+    if "polynomial.weights" in arrays:
+        return _POLYNOMIAL
     if "waves.weights" in arrays:
         if kind == "effect":
             return _REGRESSION

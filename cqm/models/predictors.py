@@ -17,6 +17,7 @@ import numpy as np
 from jax import Array
 
 from cqm.capacity import require_memory
+from cqm.models.controls import centered_monomials
 from cqm.models.layout import Arrays, arrays_under, part_prefix
 from cqm.models.network import Classifier, Network, named_arrays, with_arrays
 from cqm.models.preprocessing import Coordinates
@@ -159,6 +160,40 @@ class DirectPredictor:
         if self.controls is not None:
             arrays["controls"] = self.controls
         return arrays | _network_arrays("network", self.network)
+
+
+@dataclass(frozen=True)
+class PolynomialPredictor:
+    """Effects as quadratic polynomials of the controls, with coefficients that depend on the state.
+
+    The monomials are centred over the box in closed form, and so are the effects.
+    """
+
+    inputs: Coordinates
+    basis: np.ndarray  # [features, coordinates]
+    controls: np.ndarray  # [actions, controls], codes of the candidate actions
+    features: RandomFourierFeatures
+    weights: np.ndarray  # [monomials, regressors, coordinates]
+
+    def __call__(
+        self, observations: np.ndarray, controls: np.ndarray | None = None
+    ) -> np.ndarray:
+        """Effects, `[1, n, actions, features]`."""
+        monomials = centered_monomials(self.controls if controls is None else controls)
+        regressors = self.features(self.inputs(observations))
+        coefficients = np.tensordot(regressors, self.weights, axes=(1, 1))  # [n, monomials, ...]
+        return (monomials @ coefficients @ self.basis.T)[None]
+
+    def arrays(self) -> Arrays:
+        """Coordinates, basis, candidate actions, regressors and weights."""
+        return {
+            **self.inputs.arrays("inputs"),
+            "basis": self.basis,
+            "controls": self.controls,
+            "polynomial.frequencies": self.features.frequencies,
+            "polynomial.phases": self.features.phases,
+            "polynomial.weights": self.weights,
+        }
 
 
 def _direct_effects(network: Network, inputs: Array, controls: Array | None) -> Array:
@@ -366,6 +401,12 @@ def restore_predictor(arrays: Mapping[str, np.ndarray]) -> Predictor:
         return FourierPredictor(
             inputs, frequencies, phases, weights, basis, cells, arrays.get("cells.deviations")
         )
+    if "polynomial.weights" in arrays:
+        features = RandomFourierFeatures(
+            arrays["polynomial.frequencies"], arrays["polynomial.phases"]
+        )
+        weights = arrays["polynomial.weights"]
+        return PolynomialPredictor(inputs, basis, arrays["controls"], features, weights)
     if "network.decoder.weight" in arrays:
         return _restored_direct(inputs, basis, arrays)
     return _restored_unrolled(inputs, arrays)
@@ -425,7 +466,7 @@ def with_menu(predictor: Predictor, codes: np.ndarray) -> Predictor:
     if isinstance(predictor, StackedPredictor):
         parts = tuple(with_menu(part, codes) for part in predictor.parts)
         return replace(predictor, parts=parts)
-    assert isinstance(predictor, DirectPredictor | UnrolledPredictor)
+    assert isinstance(predictor, DirectPredictor | PolynomialPredictor | UnrolledPredictor)
     return replace(predictor, controls=codes)
 
 

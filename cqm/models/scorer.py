@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from cqm.arguments import mapping, texts
+from cqm.models.controls import centered_monomials
 from cqm.models.files import read_model
 from cqm.models.layout import Arrays, arrays_under, current_arrays, part_prefix
 from cqm.observations import as_observations
@@ -37,7 +38,12 @@ class Scorer:
         )
         first = self._parts()[0][1] if "stack.weights" in self.arrays else self.arrays
         needed = {"inputs.shift", "inputs.matrix", "basis"}
-        kinds = ("waves.weights", "network.decoder.weight", "network.last.weight")
+        kinds = (
+            "waves.weights",
+            "polynomial.weights",
+            "network.decoder.weight",
+            "network.last.weight",
+        )
         if not needed <= set(first) or not any(name in first for name in kinds):
             missing = sorted(needed - set(first)) or f"one of {list(kinds)}"
             raise ValueError(
@@ -113,6 +119,8 @@ def _effects(arrays: Arrays, observations: np.ndarray) -> np.ndarray:
     inputs = (observations - arrays["inputs.shift"]) @ arrays["inputs.matrix"]
     if "waves.weights" in arrays:
         return _regression(arrays, inputs) @ arrays["basis"].T
+    if "polynomial.weights" in arrays:
+        return _polynomial(arrays, inputs) @ arrays["basis"].T
     inputs = inputs.astype(np.float32)
     score_fn = _direct if "network.decoder.weight" in arrays else _unrolled
     members = len(next(v for n, v in arrays.items() if n.startswith("network.")))
@@ -128,6 +136,13 @@ def _regression(arrays: Arrays, inputs: np.ndarray) -> np.ndarray:
         arrays[f"waves.{name}"] for name in ("frequencies", "phases", "weights")
     )
     return predictions_in_blocks(RandomFourierFeatures(frequencies, phases), weights, inputs)
+
+
+def _polynomial(arrays: Arrays, inputs: np.ndarray) -> np.ndarray:
+    waves = (arrays[f"polynomial.{name}"] for name in ("frequencies", "phases"))
+    regressors = RandomFourierFeatures(*waves)(inputs)
+    coefficients = np.tensordot(regressors, arrays["polynomial.weights"], axes=(1, 1))
+    return centered_monomials(arrays["controls"]) @ coefficients
 
 
 def _member(arrays: Arrays, number: int) -> Arrays:
