@@ -6,11 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.stats import qmc
 
 from cqm import bounds
 from cqm.models.controls import box_controls, codes_in_box
 
 _CORNERS = 6  # controls up to which all corners of the box are tried
+_EXACT = 3  # controls up to which the covering radius is computed exactly
+_COVER_POINTS = 12  # otherwise it is estimated from so many points, as a power of 2
 _STEPS = (0.3, 0.1, 0.03)  # distances at which the gradient is taken, as shares of the half-width
 _LENGTHS = (1.0, 3.0, 10.0, 30.0)  # steps along the gradient, relative to those distances
 
@@ -24,7 +27,8 @@ class BoxDecision:
     menu_action: np.ndarray  # [n], the best candidate action
     menu_bound: np.ndarray  # [n], Lipschitz estimate times covering radius
     """What the menu loses at most by the prototype-error proposition. The Lipschitz constant is
-    estimated from differences between sampled controls, so it is a lower estimate."""
+    estimated from differences between sampled controls and, in more than three dimensions, the
+    covering radius from sampled points, so both are lower estimates."""
     radius: float | None  # error bound of a contrast; None if the model is not calibrated
 
     @property
@@ -98,7 +102,7 @@ def best_controls(
     on_menu, on_rule = found[:, : len(menu)], found[:, len(menu) : len(menu) + len(rule)]
     low, high = box
     lipschitz = _steepest(on_rule, box_controls(rule, box))
-    covering = bounds.covering_radius(box_controls(menu, box), low, high)
+    covering = _covering_radius(box_controls(menu, box), low, high)
     return BoxDecision(
         box_controls(best, box),
         highest - on_menu.max(axis=1),
@@ -106,6 +110,19 @@ def best_controls(
         bounds.prototype_error(lipschitz, covering),
         radius,
     )
+
+
+def _covering_radius(menu: np.ndarray, low: np.ndarray, high: np.ndarray) -> float:
+    """How far a control can be from the menu; a lower estimate in more than three dimensions."""
+    size = len(low)
+    if size <= _EXACT:
+        return bounds.covering_radius(menu, low, high)
+    points = qmc.Sobol(size, rng=np.random.default_rng(0)).random_base2(_COVER_POINTS)
+    points = low + (high - low) * np.concatenate([points, points.round()])  # and corners
+    nearest = np.full(len(points), np.inf)
+    for action in menu:
+        nearest = np.minimum(nearest, np.linalg.norm(points - action, axis=1))
+    return float(nearest.max())
 
 
 def _steepest(values: np.ndarray, controls: np.ndarray) -> np.ndarray:

@@ -86,10 +86,10 @@ def centered_monomials(codes: np.ndarray) -> np.ndarray:
     )
 
 
-def box_rule(num_controls: int, *, seed: int = 0) -> np.ndarray:
+def box_rule(num_controls: int, *, seed: int = 0, num: int = RULE) -> np.ndarray:
     """Codes of evenly spread points that stand for the whole box, `[points, controls]`."""
     sequence = qmc.Sobol(num_controls, rng=np.random.default_rng(seed))
-    return codes_in_box(sequence.random(RULE))
+    return codes_in_box(sequence.random_base2(int(np.ceil(np.log2(num))))[:num])
 
 
 def checked_controls(given: Any, box: np.ndarray, num_states: int) -> np.ndarray:

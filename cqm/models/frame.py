@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cqm.branches.dataset import Branches
+from cqm.models.controls import first_codes
 from cqm.models.preprocessing import REST_SCALE, Coordinates, complement, output_basis, whitening
 from cqm.quotient import center
 from cqm.regression import FourierRidge, fourier_ridge, stretching
@@ -151,7 +152,7 @@ class Frame:
     def _scaled_rest(self) -> tuple[np.ndarray, np.ndarray]:
         """Axes of the rest, most important first, `[observations, rest]`, and their scales."""
         moved, rest = self._whitened
-        if rest.shape[1] == 0 or not self.complete:
+        if rest.shape[1] == 0 or not self._centred_alone:
             scale = REST_SCALE if moved.shape[1] else 1.0
             return rest, np.full(rest.shape[1], scale)
         initial = REST_SCALE if moved.shape[1] else 1.0
@@ -174,11 +175,20 @@ class Frame:
     def _first_fit(self, inputs: Coordinates) -> FourierRidge:
         return fourier_ridge(
             inputs(self.observations),
-            self.rows_of_targets(self._effects),
+            self._first_targets(),
             waves=_WAVES,
             rounds=_ROUNDS,
             rng=np.random.default_rng(self.seed),
         )
+
+    def _first_targets(self) -> np.ndarray:
+        """Effects of all actions, `[n, outputs]`, or how effects change along controls of a box."""
+        if self.complete:
+            return self.rows_of_targets(self._effects)
+        along = center(first_codes(self.branches[: len(self._effects)]))  # [n, arms, controls]
+        effects = self._effects.mean(axis=1) @ self.targets
+        slopes = np.einsum("nac,nat->nct", along, effects) / along.shape[1]
+        return slopes.reshape(len(slopes), -1)
 
     def rows_of_targets(self, effects: np.ndarray) -> np.ndarray:
         """Coordinates of effects `[n, draws, actions, features]`, `[n, actions · coordinates]`."""

@@ -1,0 +1,205 @@
+"""Any control in the box: a model that learned from random controls, asked about a menu and the box.
+
+Two models are fitted with as many rollouts each, under the same continuation (uniform on the box).
+One learns from branches of the paper's candidate actions, the other from random controls, and never
+sees a candidate action as the first action of a branch. Then:
+
+- both are asked for the effects of the candidate actions, and scored against many draws;
+- the second chooses the best control in the box for random reward directions. Its choice and all
+  candidate actions are branched under the same draws. A gain is claimed if it is larger than the
+  calibrated error of the model; claims are counted as right if the control has a higher return than
+  every candidate action;
+- menus of 3 to 65 controls are compared with the whole box: the return that the best of the menu
+  loses, the model's estimate of that loss, and the bound of the prototype-error proposition.
+
+    python -m benchmarks.box --worlds reacher-easy
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("MUJOCO_GL", "disable")
+
+import numpy as np
+import tyro
+
+import cqm
+from benchmarks import write_csv
+from cqm.branches.collect import plan_collection
+from cqm.branches.dataset import Branches
+from cqm.branches.simulate import roll_open_loop
+from cqm.experiments import metrics
+from cqm.experiments.protocol import preset
+from cqm.models.controls import box_controls, box_rule
+from cqm.quotient import center
+from cqm.worlds.contract import World
+
+MENUS = (3, 5, 9, 17, 33, 65)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What to measure."""
+
+    worlds: tuple[str, ...] = ("reacher-easy", "cheetah-run", "walker-walk")
+    """Names of domains."""
+    controlled: tuple[str, ...] = ("reacher-easy", "cheetah-run")
+    """Domains in which controls are chosen and branched."""
+    nuisance: int = 64
+    """Dimension of the nuisance."""
+    states: int = 20_000
+    """Number of training states, each with five rollouts."""
+    test_states: int = 300
+    """Number of states with a known truth."""
+    draws: int = 64
+    """Draws per test state."""
+    calibration_states: int = 1_000
+    """Number of calibration states, with 16 draws each."""
+    directions: int = 8
+    """Number of reward directions."""
+    updates: int | None = None
+    """Updates per network, to try the script out; by default those of the model."""
+    seed: int = 7
+    """Random seed."""
+    work: Path = Path("runs/box")
+    """Where branches and models are kept; rerun the command to resume it."""
+    out: Path = Path("benchmarks/results/box.csv")
+    """Where to write the scores; the menus are written next to it."""
+
+
+def main(settings: Settings) -> None:
+    scores: list[dict[str, Any]] = []
+    menus: list[dict[str, Any]] = []
+    for name in settings.worlds:
+        world = cqm.load_world(name, nuisance=settings.nuisance, seed=settings.seed)
+        collected = _collections(settings, world)
+        row = {"world": name, "nuisance": settings.nuisance}
+        models = {}
+        for actions in ("menu", "box"):
+            models[actions], seconds = _fitted(settings, name, actions, collected[actions])
+            predicted = center(models[actions].effect(collected["test"].observations))
+            row[f"excess_error_{actions}"] = round(
+                metrics.excess_error(predicted, collected["test"].effects()), 5
+            )
+            row |= {f"seconds_{actions}": round(seconds), f"model_{actions}": models[actions].method_}
+        row["ratio"] = round(row["excess_error_box"] / row["excess_error_menu"], 3)
+        row["centering_gap"] = round(
+            models["box"].centering_gap(collected["test"].observations[:100]), 5
+        )
+        if name in settings.controlled:
+            model = models["box"].calibrate(collected["calibration"])
+            claims, losses = controlled(settings, model, collected["test"], world)
+            row |= claims
+            menus += [{"world": name, **each} for each in losses]
+        row |= {"states": settings.states, "draws": settings.draws, "seed": settings.seed}
+        row |= {package: version(package) for package in ("jax", "mujoco")}
+        scores.append(row)
+        print(row, flush=True)
+        write_csv(settings.out, scores)
+        if menus:
+            write_csv(settings.out.with_name(f"{settings.out.stem}_menus.csv"), menus)
+
+
+def _collections(settings: Settings, world: World) -> dict[str, Branches]:
+    where, seed = settings.work / f"{world.name}-{settings.nuisance}", settings.seed
+    train = {"states": settings.states, "per_step": True, "seed": seed}
+    recipes: dict[str, dict[str, Any]] = {
+        "menu": train,
+        "box": {**train, "actions": "box", "arms": len(world.candidate_actions)},
+        "test": {"states": settings.test_states, "draws": settings.draws, "seed": seed + 1_000},
+        "calibration": {
+            "states": settings.calibration_states,
+            "draws": 16,
+            "seed": seed + 2_000,
+            "actions": "box",
+        },
+    }
+    return {
+        name: cqm.collect(
+            world, continuation="box", out=where / f"{name}-{recipe['states']}", **recipe
+        )
+        for name, recipe in recipes.items()
+    }
+
+
+def _fitted(
+    settings: Settings, name: str, actions: str, branches: Branches
+) -> tuple[cqm.EffectModel, float]:
+    """The default model, from an earlier run if there is one, and its processor time."""
+    where = settings.work / f"{name}-{settings.nuisance}" / f"model-{actions}-{settings.states}"
+    note = where.with_suffix(".seconds")
+    if not note.exists():
+        started = time.process_time()
+        model = cqm.EffectModel(seed=settings.seed, updates=settings.updates)
+        model.fit(branches, show_progress=True)
+        model.save(where)
+        note.write_text(f"{time.process_time() - started}")
+    return cqm.EffectModel.load(where), float(note.read_text())
+
+
+def controlled(
+    settings: Settings, model: cqm.EffectModel, test: Branches, world: World
+) -> tuple[dict[str, float], list[dict[str, Any]]]:
+    """How often claimed gains are real, and what menus of several sizes lose."""
+    plan = plan_collection(world, test.recipe)
+    states = world.native.restore(test.states)
+    _, directions = preset("paper").rewards(len(world.native.feature_names))
+    directions = directions[: settings.directions]
+
+    def returns(controls: np.ndarray) -> np.ndarray:
+        """Mean outcomes of one control per state, `[n, features]`, under the draws of the test."""
+        total: Any = 0.0
+        for draw in range(settings.draws):
+            later = test.array("continuation")[:, draw, 0]
+            noise = np.empty((len(test), test.recipe.horizon, 0))
+            rolled = roll_open_loop(plan, states, controls[:, None], later, noise)
+            total = total + test.recipe.discounted(rolled.features)[:, 0]
+        return total / settings.draws
+
+    prototypes = test.array("outcome").mean(axis=1)  # [n, actions, native features]
+    claimed, right, gains, claimed_gains = [], [], [], []
+    losses: dict[int, list[tuple[float, ...]]] = {num: [] for num in MENUS}
+    for number, direction in enumerate(directions):
+        query = cqm.Query.direction(direction, world)
+        decision = model.act(test.observations, query, over="box")
+        best = returns(decision.controls) @ direction
+        gain = best - (prototypes @ direction).max(axis=1)
+        claimed.append(decision.claimed)
+        right.append(gain > 0)
+        gains.append(gain)
+        claimed_gains.append(decision.gain)
+        if number >= 2:  # menus are compared on two directions, because each is branched
+            continue
+        for num in MENUS:
+            menu = box_controls(box_rule(model.rule_.shape[1], seed=2, num=num), model.box_)
+            other = model.with_actions(menu).act(test.observations, query, over="box")
+            lost = best - returns(menu[other.menu_action]) @ direction
+            losses[num].append((lost.mean(), other.gain.mean(), other.menu_bound.mean()))
+    claims, correct = np.concatenate(claimed), np.concatenate(right)
+    row = {
+        "claimed": round(float(claims.mean()), 4),
+        "right_if_claimed": round(float(correct[claims].mean()), 4) if claims.any() else np.nan,
+        "right": round(float(correct.mean()), 4),
+        "mean_gain": round(float(np.mean(gains)), 5),
+        "mean_gain_predicted": round(float(np.mean(claimed_gains)), 5),
+        "directions": len(directions),
+    }
+    names = ("loss", "loss_predicted", "bound")
+    table = [
+        {
+            "actions": num,
+            **{name: round(float(v), 5) for name, v in zip(names, np.mean(rows, 0), strict=True)},
+        }
+        for num, rows in losses.items()
+    ]
+    return row, table
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Settings, description=__doc__))
