@@ -1,4 +1,4 @@
-"""Any control in the box: a model that learned from random controls, asked about a menu and the box.
+"""Any control in the box: a model that learned from random controls, asked about a menu and a box.
 
 Two models are fitted with as many rollouts each, under the same continuation (uniform on the box).
 One learns from branches of the paper's candidate actions, the other from random controls, and never
@@ -87,7 +87,10 @@ def main(settings: Settings) -> None:
             row[f"excess_error_{actions}"] = round(
                 metrics.excess_error(predicted, collected["test"].effects()), 5
             )
-            row |= {f"seconds_{actions}": round(seconds), f"model_{actions}": models[actions].method_}
+            row |= {
+                f"seconds_{actions}": round(seconds),
+                f"model_{actions}": models[actions].method_,
+            }
         row["ratio"] = round(row["excess_error_box"] / row["excess_error_menu"], 3)
         row["centering_gap"] = round(
             models["box"].centering_gap(collected["test"].observations[:100]), 5

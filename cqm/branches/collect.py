@@ -182,7 +182,7 @@ def plan_collection(world: World, recipe: Recipe) -> Plan:
     if continuation.policy is None and not continuation.on_box:
         continuation.probabilities(num_actions)  # raises for a law that cannot be drawn from
     if recipe.actions == "box":
-        subsets, num_arms = None, num_actions if recipe.arms is None else int(recipe.arms)
+        subsets, num_arms = None, recipe.arms if isinstance(recipe.arms, int) else num_actions
     else:
         subsets, num_arms = _check_arms(recipe.arms, num_actions)
     # Shards have similar sizes whatever the size of a family, so that memory does not grow with it.

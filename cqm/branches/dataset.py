@@ -117,8 +117,8 @@ class Branches:
         recipe, seeds = self.recipe, ", ".join(map(str, self.seeds))
         dropped = f"; dropped while collecting: {self.why_dropped}" if self.dropped else ""
         return (
-            f"Branches({self.world['name']}, {counted(len(self), 'family')} of {self._arms_in_words}, "
-            f"{counted(recipe.draws, 'draw')}, "
+            f"Branches({self.world['name']}, {counted(len(self), 'family')} of "
+            f"{self._arms_in_words}, {counted(recipe.draws, 'draw')}, "
             f"horizon {recipe.horizon}, discount {recipe.discount}, "
             f"seed{'s' if len(self.seeds) > 1 else ''} {seeds}{dropped})"
         )
@@ -299,7 +299,8 @@ class Branches:
     def effects(self, reference: Reference = None) -> np.ndarray:
         """Centred outcomes, `[n, draws, actions, features]`.
 
-        Controls from the box are centred over those of their own family. Outcomes are centred before mixing, so that signals common to the branches cancel exactly.
+        Controls from the box are centred over those of their own family. Outcomes are centred
+        before mixing, so that signals common to the branches cancel exactly.
         """
         self.require_all_arms()
         return self._mixed(

@@ -172,7 +172,7 @@ class Recipe:
     """Number of times to draw the noise and the later actions in each state."""
     arms: int | Sequence[Sequence[int]] | None = None
     """How many actions to branch per state, chosen at random; or (in Python) a list of subsets, one
-    of which is chosen at random per state. None branches all actions, or as many random controls."""
+    of which is chosen at random per state. None branches all actions, or as many controls."""
     warmup: tuple[int, int] | None = (0, 20)  # None if unknown, as in logs
     """Minimum and maximum number of random controls applied to a state before it is branched."""
     continuation: Continuation = Continuation()

@@ -147,7 +147,12 @@ def draw_inputs(plan: Plan, block: int) -> dict[str, np.ndarray]:
 def simulate_block(plan: Plan, block: int) -> Block:
     """Simulate all families of a block of states."""
     native, recipe, inputs = plan.world.native, plan.recipe, draw_inputs(plan, block)
-    num, draws, uniforms, noise = len(inputs["index"]), recipe.draws, inputs["uniforms"], inputs["noise"]
+    num, draws, uniforms, noise = (
+        len(inputs["index"]),
+        recipe.draws,
+        inputs["uniforms"],
+        inputs["noise"],
+    )
     first = inputs.get(FIRST_CONTROLS)
     if first is None:
         first = plan.world.candidate_actions[inputs["arms"].astype(int)]
@@ -168,7 +173,9 @@ def simulate_block(plan: Plan, block: int) -> Block:
             result = roll_open_loop(plan, states, first, later, noise[:, draw])
         else:
             common = None if path is None else path[:, draw]
-            result = roll_closed_loop(plan, states, first, uniforms[:, draw], noise[:, draw], common)
+            result = roll_closed_loop(
+                plan, states, first, uniforms[:, draw], noise[:, draw], common
+            )
         steps.append(result.features)
         continuation.append(result.continuation)
         drew.append(result.drew)

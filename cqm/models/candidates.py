@@ -141,7 +141,6 @@ class ClosedForm(Candidate):
     def fit(self, families: Branches) -> Predictor:
         """Learn from families."""
 
-
     def _polynomial(self, families: Branches, regressors: int) -> Predictor:
         """Ridge regression of controls from the box, with so many regressors of the state.
 
@@ -157,7 +156,9 @@ class ClosedForm(Candidate):
             inputs, size = Coordinates(inputs.shift, inputs.matrix[:, :0]), 0
         states = inputs(families.observations)
         rng = np.random.default_rng(self.model.seed)
-        features = RandomFourierFeatures.draw(states, max(0, regressors - 1 - size) * bool(size), rng)
+        features = RandomFourierFeatures.draw(
+            states, max(0, regressors - 1 - size) * bool(size), rng
+        )
         design = np.einsum("nap,nr->napr", monomials, features(states))
         design = design.reshape(len(families) * families.num_arms, -1)
         targets = np.concatenate([frame.observed(p) for p in families.batches()]) @ frame.targets

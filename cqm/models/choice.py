@@ -358,9 +358,7 @@ class Choice:
     def _rescore(self, attempt: Attempt) -> None:
         """Score an earlier attempt on the cleaned labels."""
         if attempt.predicted is not None and self.held_out is not None:
-            attempt.errors = self.task.frame.errors(
-                attempt.predicted, self._observed, self._arms
-            )
+            attempt.errors = self.task.frame.errors(attempt.predicted, self._observed, self._arms)
 
     def _train(self, attempt: Attempt, candidate: Trained) -> None:
         """Train cycle by cycle, until one does not clearly help."""

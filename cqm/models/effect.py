@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, overload
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -210,9 +211,9 @@ class EffectModel(Estimator):
         base, weights = self._base()
         effects = predictor(rows, _side_by_side(asked, base))
         num = asked.shape[-2]
-        effects = effects[:, :, :num] - np.einsum("a,mnaf->mnf", weights, effects[:, :, num:])[
-            :, :, None
-        ]
+        effects = (
+            effects[:, :, :num] - np.einsum("a,mnaf->mnf", weights, effects[:, :, num:])[:, :, None]
+        )
         return effects if states.ndim == 2 else effects[:, 0]
 
     def effect(
@@ -244,9 +245,19 @@ class EffectModel(Estimator):
             )
         return self.member_effects(observations, actions=actions).mean(axis=0)
 
+    @overload
     def act(
-        self, observations: ArrayLike, query: QueryLike, *, over: Literal["menu", "box"] = "menu"
-    ) -> Any:
+        self, observations: ArrayLike, query: QueryLike, *, over: Literal["menu"] = "menu"
+    ) -> np.ndarray: ...
+
+    @overload
+    def act(
+        self, observations: ArrayLike, query: Query | np.ndarray, *, over: Literal["box"]
+    ) -> BoxDecision: ...
+
+    def act(
+        self, observations: ArrayLike, query: Any, *, over: Literal["menu", "box"] = "menu"
+    ) -> np.ndarray | BoxDecision:
         """Index of the best action in each state, `[n]`; `[n, queries]` for several queries.
 
         With `over="box"`, the best control in the whole box instead, as a `BoxDecision`; for
@@ -287,7 +298,7 @@ class EffectModel(Estimator):
         calibration, because the calibration was made for other actions.
         """
         predictor, box = self._fitted(), self._box()
-        if not isinstance(self.reference, str | None):
+        if self.reference is not None:
             raise ValueError(
                 "the reference is a distribution over the old actions; call recenter(None) first"
             )
@@ -297,12 +308,12 @@ class EffectModel(Estimator):
         changed.action_names_ = checked_action_names(names, len(controls))
         codes = box_codes(controls, box)
         changed.predictor_ = with_menu(predictor, codes)
-        for old, new in zip(self._parts(), changed._parts(), strict=True):
-            if old is self.transition_:
-                changed.transition_ = new
-                return changed
         if self.transition_ is not None:
-            changed.transition_ = with_menu(self.transition_, codes)
+            changed.transition_ = replace(self.transition_, controls=codes)
+            parts = zip(self._parts(), changed._parts(), strict=True)
+            for new in (new for old, new in parts if old is self.transition_):
+                assert isinstance(new, UnrolledPredictor)
+                changed.transition_ = new  # so that it is saved only once
         return changed
 
     def centering_gap(self, observations: ArrayLike) -> float:
@@ -454,7 +465,11 @@ class EffectModel(Estimator):
             raise ValueError(
                 f"effect_measure takes the observations of one state; got shape {state.shape}"
             )
-        codes = None if self.box_ is None else np.concatenate([self._codes(None, state), self._base()[0]])
+        codes = (
+            None
+            if self.box_ is None
+            else np.concatenate([self._codes(None, state), self._base()[0]])
+        )
         [futures] = transition.futures(state[None], codes)
         _, num, num_actions, horizon, size = futures.shape
         assert transition.levels is not None

@@ -154,7 +154,10 @@ def _check_all(arrays: Mapping[str, np.ndarray], axes: Axes, known: dict[str, in
         _check_numbers(name, arrays, known["actions"])
     if "pairs" in sizes and sizes["pairs"] not in (0, sizes["inputs"] * (sizes["inputs"] + 1) // 2):
         raise ValueError(f"the array 'waves.weights' has weights for {sizes['pairs']} products")
-    if "monomials" in sizes and sizes["monomials"] != sizes["controls"] * (3 + sizes["controls"]) // 2:
+    if (
+        "monomials" in sizes
+        and sizes["monomials"] != sizes["controls"] * (3 + sizes["controls"]) // 2
+    ):
         raise ValueError(f"the array 'polynomial.weights' has {sizes['monomials']} monomials")
     if "sizes" in arrays:
         states, moved = map(int, arrays["sizes"])
@@ -221,10 +224,9 @@ def _check_numbers(name: str, arrays: Mapping[str, np.ndarray], num_actions: int
         whole, least = True, 2
     elif name in _PROVENANCE or name == "sizes":
         whole, least = True, 0 if name == "sizes" else -np.inf
-    elif name == "continuations":  # actions, or uniform numbers that determine them
-        if values.ndim < 3:
-            whole = "behaviour.layers.0.weight" not in arrays
-            least, most = 0, num_actions - 1 if whole else 1
+    elif name == "continuations" and values.ndim < 3:  # actions, or numbers that determine them
+        whole = "behaviour.layers.0.weight" not in arrays
+        least, most = 0, num_actions - 1 if whole else 1
     if (
         values.dtype.kind not in ("iu" if whole else "f")
         or not (np.isfinite(values) & (values >= least) & (values <= most)).all()

@@ -34,9 +34,7 @@ _FUTURES_BYTES = 2**27  # futures that are in memory at once, if they are those 
 class Predictor(Protocol):
     """The interface of every predictor."""
 
-    def __call__(
-        self, observations: np.ndarray, controls: np.ndarray | None = None
-    ) -> np.ndarray:
+    def __call__(self, observations: np.ndarray, controls: np.ndarray | None = None) -> np.ndarray:
         """Effects by each member, `[members, n, actions, features]`, up to a shared shift.
 
         Args:
@@ -57,9 +55,7 @@ class TablePredictor:
     table: Table
     effects: np.ndarray  # [states, actions, features]
 
-    def __call__(
-        self, observations: np.ndarray, controls: np.ndarray | None = None
-    ) -> np.ndarray:
+    def __call__(self, observations: np.ndarray, controls: np.ndarray | None = None) -> np.ndarray:
         """Effects, `[1, n, actions, features]`."""
         assert controls is None
         return self.effects[self.table.find(observations)][None]
@@ -102,9 +98,7 @@ class FourierPredictor:
             basis,
         )
 
-    def __call__(
-        self, observations: np.ndarray, controls: np.ndarray | None = None
-    ) -> np.ndarray:
+    def __call__(self, observations: np.ndarray, controls: np.ndarray | None = None) -> np.ndarray:
         """Effects, `[members, n, actions, features]`."""
         assert controls is None
         inputs, members = self.inputs(observations), (self.frequencies, self.phases, self.weights)
@@ -142,9 +136,7 @@ class DirectPredictor:
     network: Network  # members stacked
     controls: np.ndarray | None = None  # [actions, controls]; None if actions have an embedding
 
-    def __call__(
-        self, observations: np.ndarray, controls: np.ndarray | None = None
-    ) -> np.ndarray:
+    def __call__(self, observations: np.ndarray, controls: np.ndarray | None = None) -> np.ndarray:
         """Effects, `[members, n, actions, features]`."""
         asked = self.controls if controls is None else controls
         rows, split_fn = _with_controls(self.inputs(observations), asked)
@@ -175,9 +167,7 @@ class PolynomialPredictor:
     features: RandomFourierFeatures
     weights: np.ndarray  # [monomials, regressors, coordinates]
 
-    def __call__(
-        self, observations: np.ndarray, controls: np.ndarray | None = None
-    ) -> np.ndarray:
+    def __call__(self, observations: np.ndarray, controls: np.ndarray | None = None) -> np.ndarray:
         """Effects, `[1, n, actions, features]`."""
         monomials = centered_monomials(self.controls if controls is None else controls)
         regressors = self.features(self.inputs(observations))
@@ -273,9 +263,7 @@ class UnrolledPredictor:
     behaviour: Classifier | None = None  # sees the state and the context
     levels: Levels | None = None  # None if futures cannot be sampled
 
-    def __call__(
-        self, observations: np.ndarray, controls: np.ndarray | None = None
-    ) -> np.ndarray:
+    def __call__(self, observations: np.ndarray, controls: np.ndarray | None = None) -> np.ndarray:
         """Effects, `[members, n, actions, features]`."""
         asked = self.controls if controls is None else controls
         rows, split_fn = _with_controls(self.inputs(observations), asked)
@@ -365,9 +353,7 @@ class StackedPredictor:
     parts: tuple[Predictor, ...]
     weights: np.ndarray  # [parts], positive, with sum 1
 
-    def __call__(
-        self, observations: np.ndarray, controls: np.ndarray | None = None
-    ) -> np.ndarray:
+    def __call__(self, observations: np.ndarray, controls: np.ndarray | None = None) -> np.ndarray:
         """Effects, `[members, n, actions, features]`; single-member parts are repeated."""
         predicted = [part(observations, controls) for part in self.parts]
         members = max(len(effects) for effects in predicted)

@@ -78,7 +78,7 @@ class RegressorPredictor:
     columns: tuple[Regressor, ...]
     coding: np.ndarray  # [actions, contrasts]
 
-    def __call__(self, observations: np.ndarray) -> np.ndarray:
+    def __call__(self, observations: np.ndarray, controls: np.ndarray | None = None) -> np.ndarray:
         """Effects, `[1, n, actions, features]`."""
         values = predictions(self.columns, observations)
         along = values.reshape(len(values), self.coding.shape[1], -1)

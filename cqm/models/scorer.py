@@ -80,9 +80,8 @@ class Scorer:
         """
         states = as_observations(observations, self.observation_names)
         rows = np.atleast_2d(states)
-        effects = sum(
-            weight * self._centered(arrays, rows) for weight, arrays in self._parts()
-        )
+        parts = [weight * self._centered(arrays, rows) for weight, arrays in self._parts()]
+        effects = np.sum(parts, axis=0)
         return effects if states.ndim == 2 else effects[0]
 
     def _centered(self, arrays: Arrays, rows: np.ndarray) -> np.ndarray:

@@ -120,9 +120,7 @@ class Transition(eqx.Module):
         """The coordinates that can be compared with data; for a latent state, only the outputs."""
         return coordinates if self.lift is None else self.outputs(coordinates)
 
-    def branches(
-        self, inputs: Array, first: Array, later: Array, noise: Array | None
-    ) -> Array:
+    def branches(self, inputs: Array, first: Array, later: Array, noise: Array | None) -> Array:
         """Coordinates after each step of every branch, `[horizon, n, draws, actions, steps]`.
 
         Args:

@@ -429,7 +429,7 @@ def test_another_configuration_is_refused(tmp_path, small_shards, world, setting
         ({"continuation": (0.5, 0.6, 0.0)}, "3 probabilities that sum to 1; got "),
         ({"continuation": (1.5, -0.5, 0.0)}, "3 probabilities that sum to 1; got "),
         ({"continuation": (float("nan"), 0.5, 0.5)}, "3 probabilities that sum to 1; got "),
-        ({"continuation": 3}, "'uniform', one probability .* or a Policy; got 3"),
+        ({"continuation": 3}, "'uniform', 'box', one probability .* or a Policy; got 3"),
         ({"continuation": cqm.Policy("uniform", lambda o, u: u)}, "named 'uniform'"),
         ({"threads": 0}, r"threads must be .*\[1, 4096\], or None; got 0"),
         ({"threads": -1}, r"threads must be .*; got -1"),

@@ -133,7 +133,9 @@ def test_a_continuation_in_words(law, words):
 
 @pytest.mark.parametrize("law", [3, 0.5, None])
 def test_other_laws_are_refused(law):
-    with pytest.raises(ValueError, match=r"'uniform', one probability per candidate action or a P"):
+    with pytest.raises(
+        ValueError, match=r"'uniform', 'box', one probability per candidate action or a P"
+    ):
         Continuation.of(law)
     with pytest.raises(ValueError, match="must not be named 'uniform'"):
         Continuation.of(Policy("uniform", PUSH.act))
