@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 
@@ -167,6 +167,9 @@ class Ask:
     integrate: bool = False
     """Integrate a reward that is not linear in the features over predicted futures, instead of
     projecting it onto the features."""
+    over: Literal["menu", "box"] = "menu"
+    """Rank the candidate actions, or (box) find the best control in the whole box, for a model
+    fitted to branches collected with --actions box."""
     states: int | Path = 8
     """Number of states to sample from the world or the logs, or a file of observations (.csv,
     .tsv, .parquet, .npy or .safetensors)."""
@@ -218,6 +221,8 @@ class Ask:
                 warnings.filterwarnings("ignore", message="on .* events, the reward")
             query = Query.formula(self.reward, world or source)
         observations, ids = self._observations(source, world, logs)
+        if self.over == "box":
+            return self._best_controls(source, observations, query)
         model = source  # learned only now, so that a mistake above costs no time
         if isinstance(model, Logs):
             model = ResidualModel(seed=self.seed).fit(model, show_progress=True)
@@ -245,6 +250,35 @@ class Ask:
             print(f"Best first action for {self._title(query)}")
             print(text_table([answer_row(answer, names) for answer in answers]))
             print(f"{trust}\n{meaning}")
+        return 0
+
+    def _best_controls(self, model: Any, observations: np.ndarray, query: Query) -> int:
+        """Print the best control in every state."""
+        from cqm.models.effect import EffectModel
+
+        if not isinstance(model, EffectModel):
+            raise ValueError(
+                f"--over box needs a model fitted from branches; {self.directory} holds logs or a "
+                "model fitted from them"
+            )
+        if self.integrate or self.out is not None:
+            raise ValueError("--over box prints its answers; leave out --integrate and --out")
+        decision = model.act(observations, query, over="box")
+        rows = [
+            {
+                "state": i,
+                "best control": " ".join(f"{value:.4g}" for value in control),
+                "best on the menu": model.action_names_[action],
+                "gain over it": float(gain) if self.json else f"{gain:.3g}",
+            }
+            for i, (control, action, gain) in enumerate(
+                zip(decision.controls, decision.menu_action, decision.gain, strict=True)
+            )
+        ]
+        if self.json:
+            print(as_json({"query": str(query), "states": rows}))
+        else:
+            print(f"Best first control for {query}\n{text_table(rows)}")
         return 0
 
     def _title(self, query: Query) -> str:

@@ -1,4 +1,5 @@
 from .averages import AverageEffects as AverageEffects
+from .box import BoxDecision as BoxDecision
 from .effect import EffectModel as EffectModel
 from .estimator import Estimator as Estimator, load_model as load_model
 from .hindsight import HindsightModel as HindsightModel

@@ -8,7 +8,6 @@ import pytest
 from cqm.models.network import named_arrays
 from cqm.models.transition import (
     Transition,
-    all_branches,
     before_steps,
     single_step_loss,
     step_spread,
@@ -67,7 +66,7 @@ def test_unrolling_is_stepping():
 def test_effects_are_means_over_continuations_and_noise():
     model, later = network(), np.array([[0, 1], [2, 2], [1, 0]])
     noise = normal(3, 3, HORIZON, NOISE)
-    found = model.effects(model.branches(INPUTS, CODES, later, noise), DISCOUNTS)
+    found = model.effects(model.branches(INPUTS, CODES, CODES[later], noise), DISCOUNTS)
     expected = np.zeros((4, 3, MOVED + READOUTS))
     for n in range(4):
         for action in range(3):
@@ -82,9 +81,11 @@ def test_a_behaviour_that_always_takes_one_action_is_that_continuation(action):
     model, noise = network(), normal(3, 5, HORIZON, NOISE)
     always = lambda seen: jnp.where(jnp.arange(3) == action, 50.0, 0.0) + 0 * seen[..., :1]
     uniforms = jax.random.uniform(jax.random.key(4), (5, HORIZON - 1))
-    found = model.effects(model.branches_under(INPUTS, CODES, always, uniforms, noise), DISCOUNTS)
+    found = model.effects(
+        model.branches_under(INPUTS, CODES, CODES, always, uniforms, noise), DISCOUNTS
+    )
     later = np.full((5, HORIZON - 1), action)
-    expected = model.effects(model.branches(INPUTS, CODES, later, noise), DISCOUNTS)
+    expected = model.effects(model.branches(INPUTS, CODES, CODES[later], noise), DISCOUNTS)
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
@@ -96,10 +97,12 @@ def test_a_behaviour_sees_the_state_that_was_reached_and_the_context():
         return jnp.zeros((*inputs.shape[:-1], 3))
 
     uniforms = jnp.full((5, HORIZON - 1), 0.5)  # the middle action of three
-    found = model.effects(model.branches_under(INPUTS, CODES, behaviour, uniforms, None), DISCOUNTS)
+    found = model.effects(
+        model.branches_under(INPUTS, CODES, CODES, behaviour, uniforms, None), DISCOUNTS
+    )
     assert set(seen) == {(4, 5, 3, STATES + CONTEXT)}
     later = np.ones((1, HORIZON - 1), int)
-    expected = model.effects(model.branches(INPUTS, CODES, later, None), DISCOUNTS)
+    expected = model.effects(model.branches(INPUTS, CODES, CODES[later], None), DISCOUNTS)
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
@@ -161,10 +164,14 @@ def test_single_steps_are_learned_from_one_branch_of_every_row():
     assert single_step_loss(model, others, spread) == single_step_loss(model, batch, spread)
 
 
-def test_branches_are_a_first_action_and_the_later_ones():
-    first, later = np.array([[0, 1, 2]]), np.array([[[4, 5]]])
-    expected = [[[0, 4, 5], [1, 4, 5], [2, 4, 5]]]
-    assert np.asarray(all_branches(first, later)).tolist() == expected
+def test_every_state_may_have_first_actions_of_its_own():
+    model, noise = network(), normal(3, 2, HORIZON, NOISE)
+    later = CODES[np.array([[0, 1], [2, 2]])]
+    first = normal(5, 4, 2, 3)
+    found = model.branches(INPUTS, first, later, noise)
+    for n in range(4):
+        alone = model.branches(INPUTS[n : n + 1], first[n], later, noise)
+        np.testing.assert_allclose(found[:, n : n + 1], alone, atol=1e-5)
 
 
 def test_a_coordinate_that_stays_as_it_is_does_not_outweigh_the_others():
