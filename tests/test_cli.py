@@ -524,6 +524,23 @@ def test_fit_then_query(tmp_path, capsys):
 
 
 @pytest.mark.filterwarnings("ignore:on 4096 events")  # the projection is poor
+def test_the_best_control_in_the_box_is_found_from_the_shell(tmp_path, capsys):
+    branches, model = tmp_path / "branches", tmp_path / "model"
+    args = "--states 300 --actions box --arms 3 --continuation box --horizon 4"
+    assert main(["collect", "reacher-easy", *args.split(), "--out", str(branches)]) == 0
+    assert main(["fit", str(branches), "--candidates", "ridge", "--out", str(model)]) == 0
+    ask = ["query", str(model), "--reward=velocity_wrist", "--states", "2", "--over", "box"]
+    capsys.readouterr()
+    assert main(ask) == 0
+    assert capsys.readouterr().out.startswith("Best first control for velocity_wrist")
+    assert main([*ask, "--json"]) == 0
+    first, second = json.loads(capsys.readouterr().out)["states"]
+    assert first["gain over it"] >= 0
+    assert len(second["best control"].split()) == 2
+    assert main([*ask, "--out", str(tmp_path / "answers.csv")]) == 2
+    assert "--over box prints its answers" in capsys.readouterr().err
+
+
 def test_a_reward_that_is_not_linear_is_integrated_on_request(tmp_path, capsys):
     collect = ["collect", "cartpole-swingup", "--horizon", "4", "--per-step", "--states", "300"]
     collect += ["--action-names", "left", "none", "right"]
