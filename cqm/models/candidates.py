@@ -33,6 +33,7 @@ from cqm.models.predictors import (
     check_draws,
 )
 from cqm.models.preprocessing import Coordinates, input_coordinates, output_basis
+from cqm.models.ridge import ridge_predictor
 from cqm.models.stream import open_source
 from cqm.models.training import (
     MAX_SEED,
@@ -53,13 +54,6 @@ from cqm.models.transition import (
     unrolled_loss,
 )
 from cqm.quotient import center, edge_loss
-from cqm.regression import (
-    RandomFourierFeatures,
-    Regression,
-    fourier_ridge,
-    leave_one_out_ridge,
-    pair_products,
-)
 
 if TYPE_CHECKING:
     from cqm.models.effect import EffectModel
@@ -71,10 +65,8 @@ TRAINING = Training(UPDATES, batch_size=16, learning_rate=1e-3, schedule="cosine
 CYCLES = (1 / 16, 1 / 8, 5 / 16, 1 / 2)  # shares of the updates
 _STEP_UPDATES, _STEP_BATCH = 3, 1 / 2  # of single steps, relative to those of the cycles
 _RIDGE_FAMILIES = 50_000  # more families hardly change a regression
-_WAVES, _ROUNDS = 1_024, 1
 _CORRECTION_DRAWS, _CORRECTED_ROWS = 8, 512
 _FUTURE_PATHS = 512  # noise paths kept for sampling futures
-_MAX_PAIRS = 1_000  # products of inputs in a quadratic regression
 
 
 @dataclass(frozen=True)
@@ -164,61 +156,19 @@ class RidgeRegression(ClosedForm):
 
     def fit(self, families: Branches) -> Predictor:
         """Fit every set of regressors and choose among them, output by output."""
-        families = families[:_RIDGE_FAMILIES]
-        frame, model = self.task.frame, self.model
-        inputs = frame.inputs(families.observations)
+        families, frame = families[:_RIDGE_FAMILIES], self.task.frame
+        inputs = frame.inputs  # computed first, because it also learns the transform
         targets = np.concatenate([frame.rows_of_targets(p.effects()) for p in families.batches()])
         if self.task.corrections is not None:
             targets -= self.task.corrections[: len(targets)].reshape(targets.shape)
-        num, size = inputs.shape
-        constant = np.ones((num, 1))
-        pairs = size * (size + 1) // 2
-        pairs = pairs if pairs <= min(_MAX_PAIRS, num // 4) else 0
-        weights = np.zeros((1 + size + _WAVES + pairs, targets.shape[1]))
-        least = np.full(targets.shape[1], np.inf)
-
-        def offer(fitted: Regression, places: Any, own: np.ndarray) -> None:
-            """Take over the outputs that this regression predicts better than those before."""
-            errors = np.mean((fitted.predictions - targets) ** 2, axis=0)
-            better = errors < least
-            weights[:, better] = 0
-            weights[np.ix_(places, np.flatnonzero(better))] = own[:, better]
-            least[better] = errors[better]
-
-        for design, places in (
-            (constant, [0]),
-            (np.concatenate([constant, inputs], axis=1), range(1 + size)),
-        ):
-            fitted = leave_one_out_ridge(design, targets)
-            offer(fitted, places, fitted.weights)
-        if pairs:
-            design = np.concatenate([constant, inputs, pair_products(inputs)], axis=1)
-            fitted = leave_one_out_ridge(design, targets)
-            places = np.r_[: 1 + size, 1 + size + _WAVES : len(weights)]
-            offer(fitted, places, fitted.weights)
-        fourier = fourier_ridge(
+        return ridge_predictor(
             inputs,
-            targets,
-            waves=min(_WAVES, max(16, num // 4)),
-            rounds=_ROUNDS if frame.transform is not None else 3 * _ROUNDS,
-            rng=np.random.default_rng(model.seed),
+            families.observations,
+            targets.reshape(len(targets), families.num_actions, -1),
+            frame.outputs,
+            seed=self.model.seed,
             transform=frame.transform,
         )
-        waves = fourier.features.frequencies.shape[1]
-        own = fourier.fitted.weights.copy()
-        own[1 : 1 + size] = fourier.transform @ own[1 : 1 + size]
-        offer(fourier.fitted, range(1 + size + waves), own)
-        used = np.abs(weights).max(axis=1) > 0
-        kept = np.r_[: 1 + size + waves, 1 + size + _WAVES : len(weights)]
-        if not used[1 + size + _WAVES :].any():
-            kept = kept[: 1 + size + waves]
-        frequencies = fourier.transform @ fourier.features.frequencies
-        features = RandomFourierFeatures(frequencies, fourier.features.phases)
-        if not used[1 + size : 1 + size + waves].any():
-            features = RandomFourierFeatures(frequencies[:, :0], features.phases[:0])
-            kept = np.setdiff1d(kept, np.arange(1 + size, 1 + size + waves))
-        shaped = weights[kept].reshape(len(kept), families.num_actions, -1).transpose(1, 0, 2)
-        return FourierPredictor.of_members(frame.inputs, [(features, shaped)], frame.outputs)
 
 
 class Trained(Candidate):

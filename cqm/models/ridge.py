@@ -1,0 +1,94 @@
+"""Ridge regression on the state: a predictor in closed form, fitted in seconds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from cqm.models.predictors import FourierPredictor
+from cqm.models.preprocessing import Coordinates
+from cqm.regression import (
+    RandomFourierFeatures,
+    Regression,
+    fourier_ridge,
+    leave_one_out_ridge,
+    pair_products,
+)
+
+_WAVES, _ROUNDS = 1_024, 1
+_MAX_PAIRS = 1_000  # products of inputs in a quadratic regression
+
+
+def ridge_predictor(
+    coordinates: Coordinates,
+    observations: np.ndarray,
+    labels: np.ndarray,
+    basis: np.ndarray,
+    *,
+    seed: int,
+    transform: np.ndarray | None = None,
+) -> FourierPredictor:
+    """Regress labels on the state.
+
+    Each coordinate of each action's label uses the regressors and the penalty with the lowest
+    leave-one-out error: a constant, the inputs, their products, or cosines of learned coordinates.
+
+    Args:
+        coordinates: From observations to inputs of comparable scale.
+        observations: `[n, observations]`.
+        labels: `[n, actions, coordinates]`.
+        basis: From coordinates of labels to what is predicted, `[features, coordinates]`.
+        seed: Random seed for the cosines.
+        transform: Scaling of the inputs that suits a regression, if known; otherwise it is learned.
+    """
+    inputs, targets = coordinates(observations), labels.reshape(len(labels), -1)
+    num, size = inputs.shape
+    constant = np.ones((num, 1))
+    pairs = size * (size + 1) // 2
+    pairs = pairs if pairs <= min(_MAX_PAIRS, num // 4) else 0
+    weights = np.zeros((1 + size + _WAVES + pairs, targets.shape[1]))
+    least = np.full(targets.shape[1], np.inf)
+
+    def offer(fitted: Regression, places: Any, own: np.ndarray) -> None:
+        """Take over the outputs that this regression predicts better than those before."""
+        errors = np.mean((fitted.predictions - targets) ** 2, axis=0)
+        better = errors < least
+        weights[:, better] = 0
+        weights[np.ix_(places, np.flatnonzero(better))] = own[:, better]
+        least[better] = errors[better]
+
+    for design, places in (
+        (constant, [0]),
+        (np.concatenate([constant, inputs], axis=1), range(1 + size)),
+    ):
+        fitted = leave_one_out_ridge(design, targets)
+        offer(fitted, places, fitted.weights)
+    if pairs:
+        design = np.concatenate([constant, inputs, pair_products(inputs)], axis=1)
+        fitted = leave_one_out_ridge(design, targets)
+        places = np.r_[: 1 + size, 1 + size + _WAVES : len(weights)]
+        offer(fitted, places, fitted.weights)
+    fourier = fourier_ridge(
+        inputs,
+        targets,
+        waves=min(_WAVES, max(16, num // 4)),
+        rounds=_ROUNDS if transform is not None else 3 * _ROUNDS,
+        rng=np.random.default_rng(seed),
+        transform=transform,
+    )
+    waves = fourier.features.frequencies.shape[1]
+    own = fourier.fitted.weights.copy()
+    own[1 : 1 + size] = fourier.transform @ own[1 : 1 + size]
+    offer(fourier.fitted, range(1 + size + waves), own)
+    used = np.abs(weights).max(axis=1) > 0
+    kept = np.r_[: 1 + size + waves, 1 + size + _WAVES : len(weights)]
+    if not used[1 + size + _WAVES :].any():
+        kept = kept[: 1 + size + waves]
+    frequencies = fourier.transform @ fourier.features.frequencies
+    features = RandomFourierFeatures(frequencies, fourier.features.phases)
+    if not used[1 + size : 1 + size + waves].any():
+        features = RandomFourierFeatures(frequencies[:, :0], features.phases[:0])
+        kept = np.setdiff1d(kept, np.arange(1 + size, 1 + size + waves))
+    shaped = weights[kept].reshape(len(kept), labels.shape[1], -1).transpose(1, 0, 2)
+    return FourierPredictor.of_members(coordinates, [(features, shaped)], basis)
