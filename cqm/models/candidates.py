@@ -439,7 +439,7 @@ class Unrolled(Trained):
             "steps": np.concatenate(steps),
         }
         if self.has_signal:
-            rows["noise"] = np.asarray(self._standardised(part.noise), np.float32)
+            rows["noise"] = np.asarray(self.standardised(part.noise), np.float32)
         inputs = np.asarray(frame.inputs(part.observations), np.float32)
         num = len(part) * recipe.draws
         return {
@@ -447,7 +447,7 @@ class Unrolled(Trained):
             **{name: values.reshape(num, *values.shape[2:]) for name, values in rows.items()},
         }
 
-    def _standardised(self, noise: np.ndarray) -> np.ndarray:
+    def standardised(self, noise: np.ndarray) -> np.ndarray:
         """Standardised noise, `[n, draws, horizon, noise]`, with the last axes flattened."""
         mean, spread = self._noise_units
         return (_flat_noise(noise) - mean) / spread
@@ -489,7 +489,7 @@ class Unrolled(Trained):
 
     def _sampled_paths(self, num: int, *, purpose: int) -> np.ndarray:
         """A random sample of observed noise paths, `[num, horizon, noise]`."""
-        noise = self._standardised(self.task.families[:FAMILIES].noise)
+        noise = self.standardised(self.task.families[:FAMILIES].noise)
         paths = noise.reshape(-1, *noise.shape[2:])
         rng = np.random.default_rng([self.model.seed, purpose])
         return paths[rng.choice(len(paths), num, replace=len(paths) < num)]

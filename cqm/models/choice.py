@@ -34,6 +34,7 @@ from cqm.models.candidates import (
     Unrolled,
 )
 from cqm.models.frame import Frame
+from cqm.models.held_out import HeldOut, num_kept
 from cqm.models.predictors import Predictor, StackedPredictor, UnrolledPredictor
 from cqm.models.training import Training, expected_seconds, train_members
 from cqm.progress import duration, say
@@ -196,6 +197,7 @@ class Choice:
         chosen = self._fast_enough()
         names = [attempt.name for attempt in chosen.attempts]
         listed = " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+        self._keep_held_out(chosen)
         say(f"Chosen: {listed}; fitting to all families", self.show)
         parts = tuple(map(self.refitted, chosen.attempts))
         self._record(chosen)
@@ -204,6 +206,24 @@ class Choice:
     @property
     def _fitted(self) -> list[Attempt]:
         return [attempt for attempt in self.attempts if attempt.predictor is not None]
+
+    def _keep_held_out(self, chosen: Combination) -> None:
+        """Keep some held-out families with the predictions made before learning from them."""
+        held_out = self.held_out
+        if held_out is None or not (held_out.recipe.per_step and self.task.frame.complete):
+            return
+        effects = np.zeros(())
+        for attempt, weight in zip(chosen.attempts, chosen.weights, strict=True):
+            assert attempt.predicted is not None
+            effects = effects + weight * center(attempt.predicted)
+        held_out, transition, noise = held_out[: num_kept(held_out)], None, None
+        for attempt in self._fitted:
+            predictor, candidate = attempt.predictor, attempt.candidate
+            if isinstance(predictor, UnrolledPredictor) and predictor.levels is not None:
+                transition = predictor
+                if isinstance(candidate, Unrolled) and candidate.has_signal:
+                    noise = candidate.standardised(held_out.noise)
+        self.model.held_out_ = HeldOut.of(held_out, effects, transition, noise)
 
     def _fast_enough(self) -> Combination:
         """The best combination; one without unrolling, which is slow, if it is good enough.
