@@ -124,7 +124,10 @@ class Query:
         return html_facts(f"Query: {self.name}", facts)
 
     def _precision(self) -> str:
-        return "linear in the features" if self.error is None else f"projected: {self.error}"
+        if self.error is None:
+            return "linear in the features"
+        unless = "" if self.reward_fn is None else " unless a model can integrate it"
+        return f"projected{unless}: {self.error}"
 
     def _weighted(self) -> str:
         return f"{np.count_nonzero(self.weights)} of {len(self.weights)} features"
@@ -175,7 +178,8 @@ class Query:
     ) -> Query:
         """A reward written as a formula over named features.
 
-        A linear formula is exact; any other is projected onto the features by least squares.
+        A linear formula is exact. Any other is projected onto the features by least squares, and a
+        model that can answer for the formula itself does so; see `EffectModel.answer`.
 
         Args:
             text: The formula, such as `"0.5*height - 0.1*abs(velocity_rootx)"`. It may contain

@@ -1,3 +1,4 @@
+from .answers import RewardAnswer as RewardAnswer, WayScore as WayScore
 from .averages import AverageEffects as AverageEffects
 from .effect import EffectModel as EffectModel
 from .estimator import Estimator as Estimator, load_model as load_model

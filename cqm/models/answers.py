@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 _SHARE = 0.25  # share of unseen branches that is held out if a model kept no families
 _REGRESSION_FAMILIES = 50_000  # more hardly change a regression
 _EVENTS = 10_000  # steps that a function is projected on
-_LINEAR = 1e-9  # a projection whose error is below this share of the rewards' size is exact
+_LINEAR = 1e-9  # unexplained share of the variance below which a projection is exact
 _FUTURES = 64  # futures per action, for the comparison
 _FRESH_DRAWS = 8  # fresh continuations per family that explained noise is measured against
 
@@ -141,9 +141,21 @@ class RewardAnswer:
         assert self.split is not None
         return self.split.remainder(futures) @ self.model.recipe_.discounts
 
+    def __str__(self) -> str:
+        details = {
+            "exact": "linear in the features",
+            "projected": f"projected: {self.query.error}",
+            "integrated": "integrated over predicted futures",
+        }
+        return f"{self.query.name} ({details.get(self.way, self.way)})"
+
+    def table(self) -> str:
+        """The comparison as text; empty if there was nothing to compare."""
+        return f"{text_table(self._rows())}\n{self._caption()}" if self.comparison else ""
+
     def __repr__(self) -> str:
         return f"RewardAnswer({self.query.name!r}, {self.way})" + (
-            f"\n{text_table(self._rows())}\n{self._caption()}" if self.comparison else ""
+            f"\n{self.table()}" if self.comparison else ""
         )
 
     def _repr_html_(self) -> str:
@@ -182,7 +194,8 @@ def best_answer(
     query = reward if isinstance(reward, Query) else _as_query(reward, held_out)
     if query.error is None:
         return RewardAnswer(model, query, {"exact": 1.0})
-    if query.reward_fn is None or held_out is None:
+    as_good_as_linear = 1 - query.error.r_squared <= _LINEAR
+    if query.reward_fn is None or held_out is None or as_good_as_linear:
         return RewardAnswer(model, query, {"projected": 1.0})
     regression = None
     if branches is not None:
@@ -325,7 +338,7 @@ def _as_query(reward_fn: RewardFn, held_out: HeldOut | None) -> Query:
     events = events[:: max(1, len(events) // _EVENTS)]
     rewards = rewards_of(reward_fn, events)
     weights, error = project(events, rewards)
-    exact = error.supremum <= _LINEAR * np.abs(rewards).max(initial=0)
+    exact = 1 - error.r_squared <= _LINEAR
     name = getattr(reward_fn, "__name__", type(reward_fn).__name__)
     mixed = held_out.native @ weights
     return Query(mixed, name) if exact else Query(mixed, name, error, reward_fn)
