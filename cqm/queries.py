@@ -50,6 +50,7 @@ Features: TypeAlias = Named | Sequence[str]  # something with named features, or
 RewardFn: TypeAlias = Callable[[np.ndarray], np.ndarray]  # features [..., d] -> rewards [...]
 Target: TypeAlias = Mapping[str, float] | ArrayLike  # values of some features by name, or of all
 
+_ROUNDING = 1e-9  # unexplained share of the variance that is due to rounding
 _POOR_FIT = 0.9  # R² below which projecting a reward warns
 _MAX_EVENTS = 10_000_000  # to sample for a projection
 _MAX_LENGTH, _MAX_DEPTH, _MAX_EXPONENT = 4000, 100, 32  # in a formula
@@ -76,6 +77,11 @@ class ProjectionError:
     quantiles: tuple[float, ...]  # 50, 90 and 99 % quantiles of the errors
     r_squared: float  # share of the variance explained, adjusted for the number of weights
     num_events: int
+
+    @property
+    def is_negligible(self) -> bool:
+        """Whether the reward is as good as linear: all that is left over is rounding."""
+        return 1 - self.r_squared <= _ROUNDING
 
     def __str__(self) -> str:
         return (
@@ -126,8 +132,8 @@ class Query:
     def _precision(self) -> str:
         if self.error is None:
             return "linear in the features"
-        unless = "" if self.reward_fn is None else " unless a model can integrate it"
-        return f"projected{unless}: {self.error}"
+        other_ways = self.reward_fn is not None and not self.error.is_negligible
+        return f"projected{' unless a model can integrate it' if other_ways else ''}: {self.error}"
 
     def _weighted(self) -> str:
         return f"{np.count_nonzero(self.weights)} of {len(self.weights)} features"

@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 _SHARE = 0.25  # share of unseen branches that is held out if a model kept no families
 _REGRESSION_FAMILIES = 50_000  # more hardly change a regression
 _EVENTS = 10_000  # steps that a function is projected on
-_LINEAR = 1e-9  # unexplained share of the variance below which a projection is exact
 _FUTURES = 64  # futures per action, for the comparison
 _FRESH_DRAWS = 8  # fresh continuations per family that explained noise is measured against
 
@@ -194,8 +193,7 @@ def best_answer(
     query = reward if isinstance(reward, Query) else _as_query(reward, held_out)
     if query.error is None:
         return RewardAnswer(model, query, {"exact": 1.0})
-    as_good_as_linear = 1 - query.error.r_squared <= _LINEAR
-    if query.reward_fn is None or held_out is None or as_good_as_linear:
+    if query.reward_fn is None or held_out is None or query.error.is_negligible:
         return RewardAnswer(model, query, {"projected": 1.0})
     regression = None
     if branches is not None:
@@ -338,10 +336,9 @@ def _as_query(reward_fn: RewardFn, held_out: HeldOut | None) -> Query:
     events = events[:: max(1, len(events) // _EVENTS)]
     rewards = rewards_of(reward_fn, events)
     weights, error = project(events, rewards)
-    exact = 1 - error.r_squared <= _LINEAR
     name = getattr(reward_fn, "__name__", type(reward_fn).__name__)
     mixed = held_out.native @ weights
-    return Query(mixed, name) if exact else Query(mixed, name, error, reward_fn)
+    return Query(mixed, name) if error.is_negligible else Query(mixed, name, error, reward_fn)
 
 
 def _check_branches(model: EffectModel, branches: Branches) -> None:
