@@ -224,10 +224,11 @@ def _compared(
             draws=_FUTURES,
             transition=_sampler(held_out),
         )
-        answers["integrated"] = _centred(effects @ split.weights + remainder)
         explained = _explained(model, held_out, values)
     except ValueError as error:
         problems["integrated"] = str(error)
+    else:
+        answers["integrated"] = _centred(effects @ split.weights + remainder)
     if regression is not None:
         answers["regressed"] = _centred(regression(states)[0, ..., 0])
     misses = np.stack([answer - labels for answer in answers.values()])

@@ -47,3 +47,8 @@ def test_other_weights_are_used_if_they_are_clearly_better():
     noise = np.random.default_rng(0).normal(size=(2, 400, 3))
     weights = averaging_weights(np.stack([noise[0], 1.4 * noise[1]]))  # twice the squared error
     np.testing.assert_allclose(weights, [0.66, 0.34], atol=0.05)
+
+
+def test_an_exact_answer_is_taken_alone():
+    misses = np.stack([np.ones((5, 2)), np.zeros((5, 2)), np.zeros((5, 2))])
+    assert averaging_weights(misses).tolist() == [0, 1, 0]
