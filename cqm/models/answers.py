@@ -1,10 +1,11 @@
 """Answers: the best way to answer for one reward, found on held-out families.
 
-A reward that is linear in the features has an exact answer. For any other there are three ways:
+A reward that is linear in the features has an exact answer. For any other there are four ways:
 
 - *projected*: the effects on the features, weighted by the reward's projection onto them;
-- *integrated*: the projected answer, plus what the projection leaves over, integrated over futures
-  of the learned transition. Only this remainder suffers from sampling and from the transition;
+- *integrated*: the reward, summed along futures of the learned transition;
+- *corrected*: the projected answer, plus what the projection leaves over, summed along futures.
+  Only the remainder suffers from sampling and from the transition;
 - *regressed*: ridge regression of the reward's own effects on the state, which needs branches.
 
 They are compared by their squared errors on families that none of them learned from. A label of a
@@ -17,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 _SHARE = 0.25  # share of unseen branches that is held out if a model kept no families
 _REGRESSION_FAMILIES = 50_000  # more hardly change a regression
 _EVENTS = 10_000  # steps that a function is projected on
-_FUTURES = 64  # futures per action, for the comparison
+_FUTURES = 128  # futures per action, for the comparison
 _FRESH_DRAWS = 8  # fresh continuations per family that explained noise is measured against
 
 
@@ -51,7 +52,7 @@ _FRESH_DRAWS = 8  # fresh continuations per family that explained noise is measu
 class WayScore:
     """How one way to answer a reward did on held-out families."""
 
-    way: str  # projected, integrated or regressed
+    way: str  # projected, integrated, corrected or regressed
     error: float  # squared error as a share of that of predicting no effect; NaN if not possible
     standard_error: float
     weight: float  # in the answer
@@ -60,7 +61,7 @@ class WayScore:
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """A reward as a linear part, which effects answer, and a remainder to integrate."""
+    """A reward and a linear part of it, which effects answer without sampling."""
 
     weights: np.ndarray  # [features], of the linear part
     native_weights: np.ndarray  # [native], of the linear part
@@ -75,9 +76,29 @@ class Split:
             weights = np.where(held_out.transition.levels.unknown > 0, 0.0, weights)
         return cls(held_out.native @ weights, weights, query.reward_fn)
 
-    def remainder(self, features: np.ndarray) -> np.ndarray:
-        """What the linear part leaves over, `[...]`, for native features `[..., native]`."""
-        return rewards_of(self.reward_fn, features) - features @ self.native_weights
+    def values(self, futures: np.ndarray, discounts: np.ndarray) -> np.ndarray:
+        """Discounted rewards and their linear parts, `[..., 2]`, of native futures."""
+        rewards = rewards_of(self.reward_fn, futures)
+        return np.stack([rewards, futures @ self.native_weights], axis=-2) @ discounts
+
+    def answers(
+        self, model: EffectModel, states: np.ndarray, effects: np.ndarray, **options: Any
+    ) -> dict[str, np.ndarray]:
+        """The integrated and the corrected answer, `[n, actions]` each, up to a shared shift.
+
+        Args:
+            model: The model that samples futures.
+            states: Observations, `[n, observations]`.
+            effects: Predicted effects, `[n, actions, features]`.
+            **options: For `EffectModel._integral`.
+        """
+        discounts = model.recipe_.discounts
+        sums = model._integral(states, lambda paths: self.values(paths, discounts), **options)
+        integrated, linear = np.moveaxis(sums, -1, 0)
+        return {
+            "integrated": integrated,
+            "corrected": effects @ self.weights + integrated - linear,
+        }
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,10 +130,8 @@ class RewardAnswer:
         """Centred action values, `[n, actions]`."""
         model = self.model
         states = as_observations(observations, model.observation_names, model.columns_)
-        values: np.ndarray = sum(
-            weight * self._by_way(way, np.atleast_2d(states))
-            for way, weight in self.weights.items()
-        )  # type: ignore[assignment]
+        answers = self._by_way(np.atleast_2d(states))
+        values = np.sum([w * answers[way] for way, w in self.weights.items()], axis=0)
         values = center(values[..., None], model.reference)[..., 0]
         return values if states.ndim == 2 else values[0]
 
@@ -124,27 +143,24 @@ class RewardAnswer:
         """Index of the best action in each state, `[n]`."""
         return decisions.best(self.advantage(observations))
 
-    def _by_way(self, way: str, states: np.ndarray) -> np.ndarray:
-        if way == "regressed":
-            assert self.regression is not None
-            return self.regression(states)[0, ..., 0]
-        effects = self.model.effect(states)
-        if way != "integrated":
-            return decisions.advantage(effects, self.query.weights)
-        assert self.split is not None
-        linear = decisions.advantage(effects, self.split.weights)
-        return linear + self.model._integral(states, self._remainders)
-
-    def _remainders(self, futures: np.ndarray) -> np.ndarray:
-        """Discounted remainders along futures."""
-        assert self.split is not None
-        return self.split.remainder(futures) @ self.model.recipe_.discounts
+    def _by_way(self, states: np.ndarray) -> dict[str, np.ndarray]:
+        """The answers of the ways that are used, `[n, actions]` each, up to a shared shift."""
+        answers, used = {}, set(self.weights)
+        if self.regression is not None and "regressed" in used:
+            answers["regressed"] = self.regression(states)[0, ..., 0]
+        if used - {"regressed"}:
+            effects = self.model.effect(states)
+            answers["projected"] = answers["exact"] = effects @ self.query.weights
+        if self.split is not None and used & {"integrated", "corrected"}:
+            answers |= self.split.answers(self.model, states, effects)
+        return answers
 
     def __str__(self) -> str:
         details = {
             "exact": "linear in the features",
             "projected": f"projected: {self.query.error}",
             "integrated": "integrated over predicted futures",
+            "corrected": "projected, and corrected by predicted futures",
         }
         return f"{self.query.name} ({details.get(self.way, self.way)})"
 
@@ -218,17 +234,12 @@ def _compared(
     answers = {"projected": _centred(effects @ query.weights)}
     problems, explained, split = {}, None, Split.of(query, held_out)
     try:
-        remainder = model._integral(
-            states,
-            lambda futures: split.remainder(futures) @ discounts,
-            draws=_FUTURES,
-            transition=_sampler(held_out),
-        )
+        found = split.answers(model, states, effects, draws=_FUTURES, transition=_sampler(held_out))
         explained = _explained(model, held_out, values)
     except ValueError as error:
         problems["integrated"] = str(error)
     else:
-        answers["integrated"] = _centred(effects @ split.weights + remainder)
+        answers |= {way: _centred(answer) for way, answer in found.items()}
     if regression is not None:
         answers["regressed"] = _centred(regression(states)[0, ..., 0])
     misses = np.stack([answer - labels for answer in answers.values()])

@@ -21,9 +21,9 @@ def averaging_weights(misses: np.ndarray) -> np.ndarray:
         misses: Errors on held-out families, `[candidates, families, ...]`.
     """
     flat = misses.reshape(*misses.shape[:2], -1)
-    exact = ~flat.any(axis=(1, 2))
-    if exact.any():
-        return (np.arange(len(exact)) == exact.argmax()).astype(float)
+    exact = np.flatnonzero((flat == 0).all(axis=(1, 2)))
+    if len(exact):
+        return np.eye(len(misses))[exact[0]]
     average = _without_small(plausibilities(np.mean(flat**2, axis=2)))
     stack = _without_small(stacking_weights(flat))
     gain = _errors(average, flat) - _errors(stack, flat)

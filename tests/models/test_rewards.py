@@ -4,7 +4,7 @@ import pickle
 
 import numpy as np
 import pytest
-from support.worlds import SeedWorld, pendulum_world
+from support.worlds import SeedWorld, market_world, pendulum_world
 
 import cqm
 from cqm.models.effect import EffectModel
@@ -173,25 +173,6 @@ def test_a_query_that_knows_only_samples_is_refused(fitted):
     query = cqm.Query.samples(events, np.abs(events[:, 0]), world)
     with pytest.raises(ValueError, match="knows its reward only on samples"):
         model.reward_advantage(held_out.observations[:2], query)
-
-
-def market_world(*, price_matters, level=0.0):
-    """Stock that actions move, and a price that no action moves."""
-
-    def step(state, action, noise):
-        gain = 1 + np.tanh(state[:, 1 if price_matters else 0])
-        stock = 0.8 * state[:, 0] + action[:, 0] * gain
-        price = level + 0.7 * (state[:, 1] - level) + noise[:, 0]
-        return np.stack([stock, price], axis=1)
-
-    return FunctionWorld(
-        step,
-        lambda num, rng: rng.normal(np.array([0.0, level]), size=(num, 2)),
-        exogenous=lambda num, horizon, rng: 0.5 * rng.normal(size=(num, horizon, 1)),
-        candidate_actions=[[-1.0], [0.0], [1.0]],
-        feature_names=["stock", "price"],
-        observation_names=["stock", "price"],
-    )
 
 
 def test_a_price_that_shapes_effects_is_part_of_the_futures():
