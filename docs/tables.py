@@ -283,7 +283,6 @@ FILLED = {
     "least-squares": least_squares,
     "null-sets": null_sets,
     "rewards": rewards,
-    "events": events,
 }
 
 
