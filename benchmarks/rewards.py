@@ -1,15 +1,22 @@
-"""Rewards that are not linear in the features: integrated over futures, projected, or regressed.
+"""Rewards that are not linear in the features, answered in every way, and events of whole paths.
 
 A model is fitted to branches without knowing any reward. For each reward, its answers are compared
 with the truth, which is the mean over many draws of every action's branch:
 
+- chosen: `model.answer(query, branches)`, the best way by held-out families;
+- without_branches: `model.advantage`, the best way that the model knows without branches;
 - integrated: `model.reward_advantage`, which sums the reward along predicted futures;
-- projected: `model.advantage` of the least-squares projection of the reward on the features;
-- regressed: ridge regression of the reward's own effects on the state, fitted anew per reward;
-- exact projection: the projection's answer if the effects were known, from half of the draws.
+- projected: the effects, weighted by the least-squares projection of the reward on the features;
+- regressed: ridge regression of the reward's own effects on the state, fitted anew per reward, in
+  the coordinates that the model has learned;
+- plain_regression: the same on standardised observations;
+- exact_projection: the projection's answer if the effects were known, from half of the draws.
 
 Regret is a share of what there is to gain over a random action. The floor is the regret of choosing
-by the mean of half of the draws, judged by the other half.
+by the mean of half of the draws, judged by the other half. The chosen way is within the rule if its
+regret is at most 1.1 times the lowest of projection and both regressions, plus 0.005.
+
+For events, the slope of the branched on the predicted effects is 1 if predictions are right.
 
     python -m benchmarks.rewards
 """
@@ -17,8 +24,10 @@ by the mean of half of the draws, judged by the other half.
 from __future__ import annotations
 
 import os
+import time
 import warnings
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -29,11 +38,12 @@ import numpy as np
 import tyro
 
 import cqm
-from benchmarks import write_csv
+from benchmarks import read_csv, write_csv
 from cqm.branches.dataset import Branches
 from cqm.quotient import center
 from cqm.regression import fourier_ridge, one_thread
 
+_BATCH = 128  # families that are in memory at once, with all their steps
 REWARDS = {
     "reacher-easy": {
         "minus the distance to the target": "-sqrt(to_target_x**2 + to_target_y**2)",
@@ -62,12 +72,27 @@ REWARDS = {
 root instead of that of the centre of mass, which is not a feature."""
 
 
+EVENTS: dict[str, tuple[str, Callable[[np.ndarray], np.ndarray]]] = {
+    "CartPole-v1": (
+        "the episode terminates within the horizon",
+        lambda paths: (paths[..., -1] > 0.5).any(axis=-1),
+    ),
+    "reacher-easy": (
+        "the finger comes within 0.1 of the target",
+        lambda paths: (np.hypot(paths[..., 2], paths[..., 3]) < 0.1).any(axis=-1),
+    ),
+}
+"""An event of each world, as a function of native features along paths."""
+
+
 @dataclass(frozen=True)
 class Settings:
     """What to measure."""
 
     worlds: tuple[str, ...] = tuple(REWARDS)
     """Names of domains."""
+    events: tuple[str, ...] = tuple(EVENTS)
+    """Worlds whose events are measured, without a nuisance."""
     nuisances: tuple[int, ...] = (0, 64)
     """Dimensions of the nuisance."""
     states: int = 20_000
@@ -76,76 +101,171 @@ class Settings:
     """Number of states with a known truth."""
     draws: int = 128
     """Draws per test state."""
+    updates: int | None = None
+    """Number of updates per network; by default the model's own."""
     seed: int = 7
     """Random seed."""
     work: Path = Path("runs/rewards")
-    """Where branches and models are kept; rerun the command to resume it."""
+    """Where branches are kept; rerun the command to resume it."""
+    models: Path | None = None
+    """Where fitted models are kept and reused; by default in `work`."""
     out: Path = Path("benchmarks/results/rewards.csv")
-    """Where to write the results."""
+    """Where to write the results of rewards; rows of an earlier run with the same settings stay."""
+    events_out: Path = Path("benchmarks/results/events.csv")
+    """Where to write the results of events."""
 
 
 def main(settings: Settings) -> None:
+    """Measure what is missing in the files of results."""
+    measure_rewards(settings)
+    measure_events(settings)
+
+
+def measure_rewards(settings: Settings) -> None:
+    """Add the missing rows of rewards, world by world."""
+    known = [row for row in read_csv(settings.out) if is_current(row, settings)]
     rows: list[dict[str, Any]] = []
     for nuisance in settings.nuisances:
         for name in settings.worlds:
-            rows += scores(settings, name, nuisance)
-            write_csv(settings.out, rows)
+            own = {
+                row["reward"]: row
+                for row in known
+                if (row["world"], row["nuisance"]) == (name, str(nuisance))
+            }
+            if set(own) < set(REWARDS[name]):
+                fitted = Fitted.of(settings, name, nuisance)
+            for title, formula in REWARDS[name].items():
+                rows.append(own[title] if title in own else fitted.scores(title, formula))
+                print(rows[-1], flush=True)
+                write_csv(settings.out, rows + [row for row in known if row not in rows])
 
 
-def scores(settings: Settings, name: str, nuisance: int) -> list[dict[str, Any]]:
-    """One row per reward of one domain."""
-    world = cqm.load_world(name, nuisance=nuisance, seed=settings.seed)
-    where = settings.work / f"{name}-{nuisance}-{settings.states}"
-    recipe = {"per_step": True}
-    train = cqm.collect(
-        world, states=settings.states, seed=settings.seed, out=where / "train", **recipe
-    )
-    test = cqm.collect(
-        world,
-        states=settings.test_states,
-        draws=settings.draws,
-        seed=settings.seed + 1_000,
-        out=where / "test",
-        **recipe,
-    )
-    if (where / "model").exists():
-        model = cqm.EffectModel.load(where / "model")
-    else:
-        model = cqm.EffectModel(seed=settings.seed).fit(train, directory=where / "fit")
-        model.save(where / "model")
-    rows = []
-    for title, formula in REWARDS[name].items():
+def measure_events(settings: Settings) -> None:
+    """Add the missing rows of events."""
+    rows: list[dict[str, Any]] = [
+        row for row in read_csv(settings.events_out) if is_current(row, settings)
+    ]
+    for name in settings.events:
+        if name not in {row["world"] for row in rows}:
+            rows.append(Fitted.of(settings, name, 0).slope(*EVENTS[name]))
+            print(rows[-1], flush=True)
+            write_csv(settings.events_out, rows)
+
+
+def used_settings(settings: Settings) -> dict[str, Any]:
+    """Settings that results depend on."""
+    names = ("states", "test_states", "draws", "seed", "updates")
+    used = {name: getattr(settings, name) for name in names}
+    return {name: "default" if value is None else value for name, value in used.items()}
+
+
+def is_current(row: dict[str, str], settings: Settings) -> bool:
+    """Whether a row was measured with these settings, and by all ways."""
+    used = {name: str(value) for name, value in used_settings(settings).items()}
+    return all(row.get(name) == value for name, value in used.items())
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A fitted model with its training branches and test branches."""
+
+    settings: Settings
+    world: cqm.World
+    nuisance: int
+    train: Branches
+    test: Branches
+    model: cqm.EffectModel
+
+    @classmethod
+    def of(cls, settings: Settings, name: str, nuisance: int) -> Fitted:
+        """Collect, and fit or load the model."""
+        world = cqm.load_world(name, nuisance=nuisance, seed=settings.seed)
+        place = f"{name}-{nuisance}-{settings.states}"
+        where = settings.work / place
+        recipe: dict[str, Any] = {"per_step": True}
+        train = cqm.collect(
+            world, states=settings.states, seed=settings.seed, out=where / "train", **recipe
+        )
+        test = cqm.collect(
+            world,
+            states=settings.test_states,
+            draws=settings.draws,
+            seed=settings.seed + 1_000,
+            out=where / "test",
+            **recipe,
+        )
+        kept = (settings.models or settings.work) / place / "model"
+        if kept.exists():
+            model = cqm.EffectModel.load(kept)
+        else:
+            model = cqm.EffectModel(seed=settings.seed, updates=settings.updates)
+            model.fit(train, directory=where / "fit").save(kept)
+        return cls(settings, world, nuisance, train, test, model)
+
+    def scores(self, title: str, formula: str) -> dict[str, Any]:
+        """The row of one reward."""
+        settings, model, test = self.settings, self.model, self.test
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # it warns that the projection is poor
-            query = cqm.Query.formula(formula, world)
+            query = cqm.Query.formula(formula, self.world)
         if query.reward_fn is None:
             raise ValueError(f"the reward {formula!r} is linear")
         draws = center(values(test, query.reward_fn))
         truth = draws.mean(axis=1)
-        half = settings.draws // 2
+        half, states = settings.draws // 2, test.observations
+        started = time.monotonic()
+        answer = model.answer(query, self.train)
+        seconds = time.monotonic() - started
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the transition may be poor
+            integrated = model.reward_advantage(states, query)
         answers = {
-            "integrated": model.reward_advantage(test.observations, query),
-            "projected": model.advantage(test.observations, query),
-            "regressed": regressed(train, test, query.reward_fn),
+            "chosen": answer.advantage(states),
+            "without_branches": model.advantage(states, query),
+            "integrated": integrated,
+            "projected": model.advantage(states, query.weights),
+            "regressed": replace(answer, weights={"regressed": 1.0}).advantage(states),
+            "plain_regression": regressed(self.train, test, query.reward_fn),
             "exact_projection": test.effects()[:, :half].mean(axis=1) @ query.weights,
         }
-        row = {"world": name, "nuisance": nuisance, "reward": title, "formula": formula}
-        row |= {f"regret_{way}": round(regret(found, truth), 4) for way, found in answers.items()}
+        regrets = {way: regret(found, truth) for way, found in answers.items()}
+        simple = min(regrets[way] for way in ("projected", "regressed", "plain_regression"))
+        row = {"world": self.world.native.name, "nuisance": self.nuisance, "reward": title}
+        row |= {"formula": formula, "way": answer.way}
+        row |= {f"regret_{way}": round(value, 4) for way, value in regrets.items()}
         row["regret_floor"] = round(regret(draws[:, :half].mean(1), draws[:, half:].mean(1)), 4)
+        row["within_rule"] = regrets["chosen"] <= 1.1 * simple + 0.005
         row |= {
             f"excess_error_{way}": round(excess_error(found, draws), 4)
             for way, found in answers.items()
         }
-        row |= {"states": settings.states, "draws": settings.draws, "seed": settings.seed}
-        row |= {package: version(package) for package in ("jax", "mujoco")}
-        rows.append(row)
-        print(row, flush=True)
-    return rows
+        row["seconds_to_choose"] = round(seconds, 1)
+        return row | used_settings(settings) | versions()
+
+    def slope(self, title: str, event_fn: Callable[[np.ndarray], np.ndarray]) -> dict[str, Any]:
+        """The row of one event."""
+        found = self.model.event_effect(self.test.observations, event_fn)
+        happened = [event_fn(part.array("steps")) for part in self.test.batches(_BATCH)]
+        truth = center(np.concatenate(happened).mean(axis=1)[..., None])[..., 0]
+        slope = np.sum(found * truth) / np.sum(found**2)
+        by_state = np.sum(found * (truth - slope * found), axis=1)
+        row = {"world": self.world.name, "event": title, "slope": round(float(slope), 4)}
+        row["standard_error"] = round(float(np.sqrt(np.sum(by_state**2)) / np.sum(found**2)), 4)
+        row["size"] = round(float(np.sqrt(np.mean(truth**2))), 4)
+        row["share_of_paths"] = round(float(np.concatenate(happened).mean()), 4)
+        return row | used_settings(self.settings) | versions()
+
+
+def versions() -> dict[str, str]:
+    """Versions of the packages that results depend on."""
+    return {package: version(package) for package in ("jax", "mujoco")}
 
 
 def values(branches: Branches, reward_fn: cqm.queries.RewardFn) -> np.ndarray:
     """Discounted rewards of every branch, `[n, draws, actions, 1]`."""
-    parts = [reward_fn(part.array("steps")) @ part.recipe.discounts for part in branches.batches()]
+    parts = [
+        reward_fn(part.array("steps")) @ part.recipe.discounts for part in branches.batches(_BATCH)
+    ]
     return np.concatenate(parts)[..., None]
 
 

@@ -50,6 +50,7 @@ Features: TypeAlias = Named | Sequence[str]  # something with named features, or
 RewardFn: TypeAlias = Callable[[np.ndarray], np.ndarray]  # features [..., d] -> rewards [...]
 Target: TypeAlias = Mapping[str, float] | ArrayLike  # values of some features by name, or of all
 
+_ROUNDING = 1e-9  # unexplained share of the variance that is due to rounding
 _POOR_FIT = 0.9  # R² below which projecting a reward warns
 _MAX_EVENTS = 10_000_000  # to sample for a projection
 _MAX_LENGTH, _MAX_DEPTH, _MAX_EXPONENT = 4000, 100, 32  # in a formula
@@ -76,6 +77,11 @@ class ProjectionError:
     quantiles: tuple[float, ...]  # 50, 90 and 99 % quantiles of the errors
     r_squared: float  # share of the variance explained, adjusted for the number of weights
     num_events: int
+
+    @property
+    def is_negligible(self) -> bool:
+        """Whether the reward is as good as linear: all that is left over is rounding."""
+        return 1 - self.r_squared <= _ROUNDING
 
     def __str__(self) -> str:
         return (
@@ -124,7 +130,10 @@ class Query:
         return html_facts(f"Query: {self.name}", facts)
 
     def _precision(self) -> str:
-        return "linear in the features" if self.error is None else f"projected: {self.error}"
+        if self.error is None:
+            return "linear in the features"
+        other_ways = self.reward_fn is not None and not self.error.is_negligible
+        return f"projected{' unless a model can integrate it' if other_ways else ''}: {self.error}"
 
     def _weighted(self) -> str:
         return f"{np.count_nonzero(self.weights)} of {len(self.weights)} features"
@@ -175,7 +184,8 @@ class Query:
     ) -> Query:
         """A reward written as a formula over named features.
 
-        A linear formula is exact; any other is projected onto the features by least squares.
+        A linear formula is exact. Any other is projected onto the features by least squares, and a
+        model that can answer for the formula itself does so; see `EffectModel.answer`.
 
         Args:
             text: The formula, such as `"0.5*height - 0.1*abs(velocity_rootx)"`. It may contain

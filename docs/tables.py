@@ -231,7 +231,10 @@ def least_squares():
 
 def rewards():
     """Regret for rewards that are not linear, by the way they are answered."""
-    ways = ("integrated", "projected", "regressed", "exact_projection", "floor")
+    ways = ("chosen", "without_branches", "integrated", "projected", "regressed")
+    ways += ("plain_regression", "exact_projection", "floor")
+    found = rows("rewards.csv")
+    ways = tuple(way for way in ways if f"regret_{way}" in found[0])
     header = ["world", "nuisance", "reward", *(way.replace("_", " ") for way in ways)]
     return markdown(
         header,
@@ -242,7 +245,18 @@ def rewards():
                 row["reward"],
                 *(f"{float(row[f'regret_{way}']):.3f}" for way in ways),
             ]
-            for row in rows("rewards.csv")
+            for row in found
+        ],
+    )
+
+
+def events():
+    """Slopes of branched on predicted effects on the probability of events."""
+    return markdown(
+        ["world", "event", "slope", "standard error"],
+        [
+            [row["world"], row["event"], row["slope"], row["standard_error"]]
+            for row in rows("events.csv")
         ],
     )
 

@@ -556,6 +556,19 @@ def test_a_reward_that_is_not_linear_is_integrated_on_request(tmp_path, capsys):
     assert answer["trust"].startswith("Predicted futures have no certificate")
     assert {row["best"] for row in answer["states"]} >= {"left", "right"}  # against the motion
 
+    for more in ([], ["--branches", str(tmp_path / "train")]):
+        assert main([*ask, *more]) == 0
+        answer = json.loads(capsys.readouterr().out)
+        assert "projected:" not in answer["query"]
+        assert answer["trust"].startswith("This way to answer has no certificate")
+        assert {row["best"] for row in answer["states"]} >= {"left", "right"}
+    assert main([*ask[:-1], "--branches", str(tmp_path / "train")]) == 0
+    printed = capsys.readouterr().out
+    assert "Ways to answer this reward:" in printed
+    assert "regressed" in printed
+    assert main([*ask, "--integrate", "--branches", str(tmp_path / "train")]) == 2
+    assert "--branches needs a model fitted from branches" in capsys.readouterr().err
+
 
 @pytest.mark.filterwarnings("once:the query uses features that")
 def test_the_answers_of_a_calibrated_model_are_labelled(tmp_path, capsys):

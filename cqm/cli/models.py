@@ -21,6 +21,7 @@ from cqm.progress import say
 if TYPE_CHECKING:
     from cqm.decisions import Verdict
     from cqm.logs.dataset import Logs
+    from cqm.models.answers import RewardAnswer
     from cqm.models.estimator import Estimator
     from cqm.models.projections import LogVerdict
     from cqm.queries import Query
@@ -165,8 +166,11 @@ class Ask:
     reward: str
     """Formula over the world's features; if it starts with a minus sign, write --reward="-x"."""
     integrate: bool = False
-    """Integrate a reward that is not linear in the features over predicted futures, instead of
-    projecting it onto the features."""
+    """Integrate a reward that is not linear in the features over predicted futures, whether or not
+    that is the best way to answer it."""
+    branches: Annotated[Path | None, default("none")] = None
+    """Directory of branches with the features of every step, such as those that the model was
+    fitted to; a reward that is not linear may then be answered by a regression on them."""
     over: Literal["menu", "box"] = "menu"
     """Rank the candidate actions, or (box) find the best control in the whole box, for a model
     fitted to branches collected with --actions box."""
@@ -204,6 +208,11 @@ class Ask:
         from cqm.worlds import reload_world
 
         (source, logs), world = self._source(), None
+        if self.branches is not None and (self.integrate or not isinstance(source, EffectModel)):
+            raise ValueError(
+                "--branches needs a model fitted from branches, and no --integrate, which fixes "
+                "the way to answer"
+            )
         if self.integrate and not isinstance(source, EffectModel):
             raise ValueError(
                 f"--integrate needs a model fitted from branches; {self.directory} holds logs or a "
@@ -217,7 +226,8 @@ class Ask:
                     f"{error}; to query without the world, pass --states FILE"
                 ) from error
         with warnings.catch_warnings():
-            if self.integrate:  # a poor projection does not matter
+            if self.integrate or getattr(source, "held_out_", None) is not None:
+                # A poor projection does not matter if there is another way.
                 warnings.filterwarnings("ignore", message="on .* events, the reward")
             query = Query.formula(self.reward, world or source)
         observations, ids = self._observations(source, world, logs)
@@ -226,19 +236,25 @@ class Ask:
         model = source  # learned only now, so that a mistake above costs no time
         if isinstance(model, Logs):
             model = ResidualModel(seed=self.seed).fit(model, show_progress=True)
-        advantages = self._advantages(model, observations, query)
+        answer = self._answer(model, query)
+        if answer is not None:
+            advantages = answer.advantage(observations)
+        elif self.integrate and isinstance(model, EffectModel):
+            advantages = model.reward_advantage(observations, query)
+        else:
+            advantages = model.advantage(observations, query)
         recipe, names = model.recipe_, model.action_names_
         following = recipe.continuation.describe(names)
         meaning = meaning_of_best(recipe.discount, recipe.horizon, following)
-        verdict, trust = self._verdict(model, logs, observations, query, advantages)
+        verdict, trust = self._verdict(model, logs, observations, query, advantages, answer)
         answers = answers_by_state(advantages, names, verdict)
-        for answer, name in zip(answers, ids, strict=False):
-            answer["id"] = name
+        for each, name in zip(answers, ids, strict=False):
+            each["id"] = name
         if self.out is not None:
             write_ranking(self.out, answers, names, self.id)
         if self.json:
             about = {
-                "query": self._title(query),
+                "query": self._title(query, answer),
                 "trust": trust,
                 "meaning": meaning,
                 "actions": names,
@@ -247,9 +263,11 @@ class Ask:
         elif self.out is not None:
             print(f"{trust}\n{meaning}\nsaved {counted(len(answers), 'state')} in {self.out}")
         else:
-            print(f"Best first action for {self._title(query)}")
-            print(text_table([answer_row(answer, names) for answer in answers]))
+            print(f"Best first action for {self._title(query, answer)}")
+            print(text_table([answer_row(each, names) for each in answers]))
             print(f"{trust}\n{meaning}")
+            if answer is not None and answer.comparison:
+                print(f"\nWays to answer this reward:\n{answer.table()}")
         return 0
 
     def _best_controls(self, model: Any, observations: np.ndarray, query: Query) -> int:
@@ -281,16 +299,19 @@ class Ask:
             print(f"Best first control for {query}\n{text_table(rows)}")
         return 0
 
-    def _title(self, query: Query) -> str:
+    def _title(self, query: Query, answer: RewardAnswer | None) -> str:
         integrated = self.integrate and query.error is not None
-        return f"{query.name} (integrated over predicted futures)" if integrated else str(query)
+        if answer is None and integrated:
+            return f"{query.name} (integrated over predicted futures)"
+        return str(answer or query)
 
-    def _advantages(self, model: Estimator, observations: np.ndarray, query: Query) -> np.ndarray:
+    def _answer(self, model: Estimator, query: Query) -> RewardAnswer | None:
+        """The best answer of a model from branches; None if the way is given or there is one."""
         from cqm.models.effect import EffectModel
 
-        if self.integrate and isinstance(model, EffectModel):
-            return model.reward_advantage(observations, query)
-        return model.advantage(observations, query)
+        if not isinstance(model, EffectModel) or query.error is None or self.integrate:
+            return None
+        return model.answer(query, self.branches)
 
     def _source(self) -> tuple[Estimator | Logs, Logs | None]:
         """The model to ask, or the logs to learn it from; the logs that intervals come from."""
@@ -330,12 +351,18 @@ class Ask:
         observations: np.ndarray,
         query: Query,
         advantages: np.ndarray,
+        answer: RewardAnswer | None,
     ) -> tuple[Verdict | LogVerdict | None, str]:
         """What is known about the answers, and how far to trust them in words."""
         from cqm.models.log_estimator import LogEstimator
 
         if self.integrate and query.error is not None:
             return None, "Predicted futures have no certificate, so their error is unknown."
+        if answer is not None and answer.way != "projected":
+            return (
+                None,
+                "This way to answer has no certificate; its error is known on average only.",
+            )
         verdict: Verdict | LogVerdict
         if model.calibration_ is not None:
             verdict = model.certify(observations, query, confidence=self.confidence)

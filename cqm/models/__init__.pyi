@@ -1,3 +1,4 @@
+from .answers import RewardAnswer as RewardAnswer, WayScore as WayScore
 from .averages import AverageEffects as AverageEffects
 from .box import BoxDecision as BoxDecision
 from .effect import EffectModel as EffectModel

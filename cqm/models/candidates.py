@@ -35,12 +35,12 @@ from cqm.models.predictors import (
     DirectPredictor,
     FourierPredictor,
     Levels,
-    PolynomialPredictor,
     Predictor,
     UnrolledPredictor,
     check_draws,
 )
 from cqm.models.preprocessing import Coordinates, input_coordinates, output_basis
+from cqm.models.ridge import polynomial_predictor, ridge_predictor
 from cqm.models.stream import open_source
 from cqm.models.training import (
     MAX_SEED,
@@ -60,13 +60,6 @@ from cqm.models.transition import (
     unrolled_loss,
 )
 from cqm.quotient import center, edge_loss
-from cqm.regression import (
-    RandomFourierFeatures,
-    Regression,
-    fourier_ridge,
-    leave_one_out_ridge,
-    pair_products,
-)
 
 if TYPE_CHECKING:
     from cqm.models.effect import EffectModel
@@ -78,11 +71,9 @@ TRAINING = Training(UPDATES, batch_size=16, learning_rate=1e-3, schedule="cosine
 CYCLES = (1 / 16, 1 / 8, 5 / 16, 1 / 2)  # shares of the updates
 _STEP_UPDATES, _STEP_BATCH = 3, 1 / 2  # of single steps, relative to those of the cycles
 _RIDGE_FAMILIES = 50_000  # more families hardly change a regression
-_WAVES, _ROUNDS = 1_024, 1
 _POLYNOMIAL_FAMILIES, _POLYNOMIAL_WEIGHTS = 5_000, 800
 _CORRECTION_DRAWS, _CORRECTED_ROWS = 8, 512
 _FUTURE_PATHS = 512  # noise paths kept for sampling futures
-_MAX_PAIRS = 1_000  # products of inputs in a quadratic regression
 
 
 @dataclass(frozen=True)
@@ -142,31 +133,21 @@ class ClosedForm(Candidate):
         """Learn from families."""
 
     def _polynomial(self, families: Branches, regressors: int) -> Predictor:
-        """Ridge regression of controls from the box, with so many regressors of the state.
-
-        Regressors beyond a constant and the inputs are random cosines; none are inputs if there
-        are too few for all of them.
-        """
-        frame, codes = self.task.frame, first_codes(families)
-        monomials = centered_monomials(codes)
-        monomials = center(monomials)  # over the controls of each family
-        inputs = frame.inputs
-        size = inputs.matrix.shape[1]
-        if regressors <= size:
-            inputs, size = Coordinates(inputs.shift, inputs.matrix[:, :0]), 0
-        states = inputs(families.observations)
-        rng = np.random.default_rng(self.model.seed)
-        features = RandomFourierFeatures.draw(
-            states, max(0, regressors - 1 - size) * bool(size), rng
-        )
-        design = np.einsum("nap,nr->napr", monomials, features(states))
-        design = design.reshape(len(families) * families.num_arms, -1)
+        """Regression of controls from the box, with so many regressors of the state."""
+        families, frame = families[:_POLYNOMIAL_FAMILIES], self.task.frame
         targets = np.concatenate([frame.observed(p) for p in families.batches()]) @ frame.targets
         if self.task.corrections is not None:
             targets = targets - self.task.corrections[: len(targets)]
-        fitted = leave_one_out_ridge(design, targets.reshape(len(design), -1), free=())
-        weights = fitted.weights.reshape(monomials.shape[-1], -1, targets.shape[-1])
-        return PolynomialPredictor(inputs, frame.outputs, self.task.controls, features, weights)
+        return polynomial_predictor(
+            frame.inputs,
+            families.observations,
+            first_codes(families),
+            targets,
+            frame.outputs,
+            self.task.controls,
+            regressors=regressors,
+            seed=self.model.seed,
+        )
 
 
 class Constant(ClosedForm):
@@ -177,7 +158,7 @@ class Constant(ClosedForm):
     def fit(self, families: Branches) -> Predictor:
         """Average the effects."""
         if not families.has_menu:
-            return self._polynomial(families[:_POLYNOMIAL_FAMILIES], 1)
+            return self._polynomial(families, 1)
         means = [part.effects().mean(axis=1).sum(axis=0) for part in families.batches()]
         mean = sum(means) / len(families) @ self.task.frame.targets  # [actions, coordinates]
         size = len(families.observation_names)
@@ -204,63 +185,20 @@ class RidgeRegression(ClosedForm):
         """Fit every set of regressors and choose among them, output by output."""
         if not families.has_menu:
             num_monomials = centered_monomials(self.task.controls).shape[-1]
-            few = families[:_POLYNOMIAL_FAMILIES]
-            return self._polynomial(few, _POLYNOMIAL_WEIGHTS // num_monomials)
-        families = families[:_RIDGE_FAMILIES]
-        frame, model = self.task.frame, self.model
-        inputs = frame.inputs(families.observations)
+            return self._polynomial(families, max(1, _POLYNOMIAL_WEIGHTS // num_monomials))
+        families, frame = families[:_RIDGE_FAMILIES], self.task.frame
+        inputs = frame.inputs  # computed first, because it also learns the transform
         targets = np.concatenate([frame.rows_of_targets(p.effects()) for p in families.batches()])
         if self.task.corrections is not None:
             targets -= self.task.corrections[: len(targets)].reshape(targets.shape)
-        num, size = inputs.shape
-        constant = np.ones((num, 1))
-        pairs = size * (size + 1) // 2
-        pairs = pairs if pairs <= min(_MAX_PAIRS, num // 4) else 0
-        weights = np.zeros((1 + size + _WAVES + pairs, targets.shape[1]))
-        least = np.full(targets.shape[1], np.inf)
-
-        def offer(fitted: Regression, places: Any, own: np.ndarray) -> None:
-            """Take over the outputs that this regression predicts better than those before."""
-            errors = np.mean((fitted.predictions - targets) ** 2, axis=0)
-            better = errors < least
-            weights[:, better] = 0
-            weights[np.ix_(places, np.flatnonzero(better))] = own[:, better]
-            least[better] = errors[better]
-
-        for design, places in (
-            (constant, [0]),
-            (np.concatenate([constant, inputs], axis=1), range(1 + size)),
-        ):
-            fitted = leave_one_out_ridge(design, targets)
-            offer(fitted, places, fitted.weights)
-        if pairs:
-            design = np.concatenate([constant, inputs, pair_products(inputs)], axis=1)
-            fitted = leave_one_out_ridge(design, targets)
-            places = np.r_[: 1 + size, 1 + size + _WAVES : len(weights)]
-            offer(fitted, places, fitted.weights)
-        fourier = fourier_ridge(
+        return ridge_predictor(
             inputs,
-            targets,
-            waves=min(_WAVES, max(16, num // 4)),
-            rounds=_ROUNDS if frame.transform is not None else 3 * _ROUNDS,
-            rng=np.random.default_rng(model.seed),
+            families.observations,
+            targets.reshape(len(targets), families.num_actions, -1),
+            frame.outputs,
+            seed=self.model.seed,
             transform=frame.transform,
         )
-        waves = fourier.features.frequencies.shape[1]
-        own = fourier.fitted.weights.copy()
-        own[1 : 1 + size] = fourier.transform @ own[1 : 1 + size]
-        offer(fourier.fitted, range(1 + size + waves), own)
-        used = np.abs(weights).max(axis=1) > 0
-        kept = np.r_[: 1 + size + waves, 1 + size + _WAVES : len(weights)]
-        if not used[1 + size + _WAVES :].any():
-            kept = kept[: 1 + size + waves]
-        frequencies = fourier.transform @ fourier.features.frequencies
-        features = RandomFourierFeatures(frequencies, fourier.features.phases)
-        if not used[1 + size : 1 + size + waves].any():
-            features = RandomFourierFeatures(frequencies[:, :0], features.phases[:0])
-            kept = np.setdiff1d(kept, np.arange(1 + size, 1 + size + waves))
-        shaped = weights[kept].reshape(len(kept), families.num_actions, -1).transpose(1, 0, 2)
-        return FourierPredictor.of_members(frame.inputs, [(features, shaped)], frame.outputs)
 
 
 class Trained(Candidate):
@@ -544,7 +482,7 @@ class Unrolled(Trained):
             "steps": np.concatenate(steps),
         }
         if self.has_signal:
-            rows["noise"] = np.asarray(self._standardised(part.noise), np.float32)
+            rows["noise"] = np.asarray(self.standardised(part.noise), np.float32)
         inputs = np.asarray(frame.inputs(part.observations), np.float32)
         num = len(part) * recipe.draws
         return {
@@ -552,7 +490,7 @@ class Unrolled(Trained):
             **{name: values.reshape(num, *values.shape[2:]) for name, values in rows.items()},
         }
 
-    def _standardised(self, noise: np.ndarray) -> np.ndarray:
+    def standardised(self, noise: np.ndarray) -> np.ndarray:
         """Standardised noise, `[n, draws, horizon, noise]`, with the last axes flattened."""
         mean, spread = self._noise_units
         return (_flat_noise(noise) - mean) / spread
@@ -594,7 +532,7 @@ class Unrolled(Trained):
 
     def _sampled_paths(self, num: int, *, purpose: int) -> np.ndarray:
         """A random sample of observed noise paths, `[num, horizon, noise]`."""
-        noise = self._standardised(self.task.families[:FAMILIES].noise)
+        noise = self.standardised(self.task.families[:FAMILIES].noise)
         paths = noise.reshape(-1, *noise.shape[2:])
         rng = np.random.default_rng([self.model.seed, purpose])
         return paths[rng.choice(len(paths), num, replace=len(paths) < num)]

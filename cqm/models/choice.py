@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import re
 import time
 import warnings
@@ -23,6 +22,7 @@ import numpy as np
 
 from cqm.arguments import number
 from cqm.branches.dataset import Branches, combine
+from cqm.models.averaging import averaging_weights, standard_error
 from cqm.models.candidates import (
     CANDIDATES,
     Candidate,
@@ -35,6 +35,7 @@ from cqm.models.candidates import (
 )
 from cqm.models.controls import first_codes
 from cqm.models.frame import Frame
+from cqm.models.held_out import HeldOut, num_kept
 from cqm.models.predictors import Predictor, StackedPredictor, UnrolledPredictor
 from cqm.models.training import Training, expected_seconds, train_members
 from cqm.progress import duration, say
@@ -52,9 +53,6 @@ CLEANED = " on cleaned labels"
 _WORTH_CLEANING = 0.9  # labels are cleaned if at most this share of their noise is left
 _TOLERANCE = 0.001  # by how much the error may be higher, in own units, if that avoids unrolling
 _TOLERATED_SHARE = 0.01  # or by this share of the error, whichever is larger
-_LEAST_WEIGHT = 0.05  # a candidate with a smaller weight is not worth its time
-_DOUBT = 1.5  # a candidate whose error is higher by so many standard errors counts 0.6 times
-_ALIKE = 1.25  # candidates whose error exceeds the lowest by a larger factor are left out
 _SECONDS_PER_TRAINING = 2.5  # of a whole training run, relative to its cycles alone
 _CHECKED = 32  # states for which a refitted candidate's predictions are checked
 _FEWEST_UPDATES = 100  # a network that has time for fewer is left out
@@ -200,6 +198,7 @@ class Choice:
         chosen = self._fast_enough()
         names = [attempt.name for attempt in chosen.attempts]
         listed = " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+        self._keep_held_out(chosen)
         say(f"Chosen: {listed}; fitting to all families", self.show)
         parts = tuple(map(self.refitted, chosen.attempts))
         self._record(chosen)
@@ -208,6 +207,26 @@ class Choice:
     @property
     def _fitted(self) -> list[Attempt]:
         return [attempt for attempt in self.attempts if attempt.predictor is not None]
+
+    def _keep_held_out(self, chosen: Combination) -> None:
+        """Keep some held-out families with the predictions made before learning from them."""
+        held_out = self.held_out
+        if held_out is None or not (held_out.recipe.per_step and self.task.frame.complete):
+            return
+        if held_out.recipe.continuation.on_box:  # the ways are compared for candidate actions
+            return
+        effects = np.zeros(())
+        for attempt, weight in zip(chosen.attempts, chosen.weights, strict=True):
+            assert attempt.predicted is not None
+            effects = effects + weight * center(attempt.predicted)
+        held_out, transition, noise = held_out[: num_kept(held_out)], None, None
+        for attempt in self._fitted:
+            predictor, candidate = attempt.predictor, attempt.candidate
+            if isinstance(predictor, UnrolledPredictor) and predictor.levels is not None:
+                transition = predictor
+                if isinstance(candidate, Unrolled) and candidate.has_signal:
+                    noise = candidate.standardised(held_out.noise)
+        self.model.held_out_ = HeldOut.of(held_out, effects, transition, noise)
 
     def _fast_enough(self) -> Combination:
         """The best combination; one without unrolling, which is slow, if it is good enough.
@@ -222,7 +241,7 @@ class Choice:
         single = Combination((min(self._fitted, key=lambda attempt: attempt.score),))
         loss = second.errors - single.errors
         tolerated = max(_TOLERANCE, _TOLERATED_SHARE * single.errors.mean())
-        good_enough = loss.mean() + _standard_error(loss) <= tolerated
+        good_enough = loss.mean() + standard_error(loss) <= tolerated
         return second if good_enough else self.teacher
 
     def _distil(self) -> None:
@@ -379,7 +398,7 @@ class Choice:
             attempt.before, attempt.cycle = before, training
             if earlier is not None and attempt.errors is not None:
                 gain = earlier - attempt.errors
-                if gain.mean() < _standard_error(gain):
+                if gain.mean() < standard_error(gain):
                     break
         self.model.updates_[candidate.name] = [training.updates for training in cycles]
 
@@ -412,10 +431,13 @@ class Choice:
         if exact:
             return Combination((exact[0],))
         misses = self._misses(fitted)
-        average = _weighted(fitted, misses, _plausibilities(np.mean(misses**2, axis=(2, 3))))
-        stack = _weighted(fitted, misses, _stacking_weights(misses))
-        gain = average.errors - stack.errors
-        return stack if gain.mean() > 2 * _standard_error(gain) else average
+        weights = averaging_weights(misses)
+        used = np.flatnonzero(weights)
+        attempts = tuple(fitted[int(i)] for i in used)
+        if len(used) == 1:
+            return Combination(attempts)
+        errors = np.mean(np.tensordot(weights, misses, 1) ** 2, axis=(1, 2))
+        return Combination(attempts, weights[used], errors)
 
     def _misses(self, fitted: Sequence[Attempt]) -> np.ndarray:
         """Errors on the held-out families in own units, `[attempts, families, arms, features]`."""
@@ -524,77 +546,13 @@ def _finite(effects: np.ndarray) -> np.ndarray:
     return effects
 
 
-def _weighted(fitted: Sequence[Attempt], misses: np.ndarray, weights: np.ndarray) -> Combination:
-    """The mean of candidates with these weights, without those that hardly count."""
-    weights = np.where(weights < _LEAST_WEIGHT, 0.0, weights)
-    weights /= weights.sum()
-    used = np.flatnonzero(weights)
-    attempts = tuple(fitted[int(i)] for i in used)
-    if len(used) == 1:
-        return Combination(attempts)
-    errors = np.mean(np.tensordot(weights, misses, 1) ** 2, axis=(1, 2))
-    return Combination(attempts, weights[used], errors)
-
-
-def _plausibilities(errors: Sequence[np.ndarray] | np.ndarray) -> np.ndarray:
-    """How plausible it is that each candidate is the best, with sum 1, from errors `[families]`.
-
-    Plausibility falls like a normal density with the distance from the lowest error, in standard
-    errors of the difference. It is zero far from the lowest error even if the standard error is
-    large, so that a few enormous errors are not mistaken for uncertainty.
-
-    >>> worse = np.array([1.0, 1.2, 1.0, 1.2])  # by 0.1 ± 0.058
-    >>> _plausibilities([np.ones(4), worse]).round(2).tolist()
-    [0.66, 0.34]
-    """
-    best = min(errors, key=np.mean)
-    weights = np.zeros(len(errors))
-    for i, each in enumerate(errors):
-        if each.mean() <= _ALIKE * best.mean():
-            excess = each - best
-            distance = excess.mean() / max(_standard_error(excess), 1e-100)
-            weights[i] = np.exp(-0.5 * (distance / _DOUBT) ** 2)
-    return weights / weights.sum()
-
-
-def _stacking_weights(misses: np.ndarray) -> np.ndarray:
-    """The positive weights, with sum 1, whose mean has the least squared error.
-
-    With few candidates, all subsets can be tried.
-
-    Args:
-        misses: Errors on the held-out families, `[candidates, ...]`.
-    """
-    num, flat = len(misses), misses.reshape(len(misses), -1)
-    products = flat @ flat.T / flat.shape[1]
-    weights, least = np.zeros(num), np.inf
-    for chosen in itertools.product([False, True], repeat=num):
-        rows = np.flatnonzero(chosen)
-        if len(rows) == 0:
-            continue
-        inverse = np.linalg.pinv(products[np.ix_(rows, rows)], hermitian=True)
-        own = inverse.sum(axis=1) / max(inverse.sum(), 1e-300)
-        if (own < _LEAST_WEIGHT).any() or abs(own.sum() - 1) > 1e-6:
-            continue
-        tried = np.zeros(num)
-        tried[rows] = own
-        if tried @ products @ tried < least:
-            weights, least = tried, float(tried @ products @ tried)
-    return weights
-
-
-def _standard_error(values: np.ndarray) -> float:
-    """Standard error of a mean; infinite for a single value, which shows no spread."""
-    return float(values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else np.inf
-
-
 def _mean_and_error(values: np.ndarray) -> tuple[float, float]:
     """A mean and its standard error, which is NaN if it is unknown."""
-    error = _standard_error(values)
+    error = standard_error(values)
     return float(values.mean()), error if np.isfinite(error) else np.nan
 
 
 def _with_error(values: np.ndarray) -> str:
-    error = _standard_error(values)
+    error = standard_error(values)
     shown = f"± {error:.2g}" if np.isfinite(error) else "(standard error unknown)"
     return f"{values.mean():.3g} {shown}"

@@ -12,10 +12,11 @@ from typing import Any, Literal, Self, overload
 import numpy as np
 from numpy.typing import ArrayLike
 
-from cqm.arguments import choice, instance, number, shown, texts, whole_number
-from cqm.branches.dataset import Branches
-from cqm.decisions import single_query
+from cqm import decisions
+from cqm.arguments import choice, function, instance, number, shown, texts, whole_number
+from cqm.branches.dataset import Branches, as_branches
 from cqm.measures import SampledMeasure
+from cqm.models.answers import RewardAnswer, best_answer
 from cqm.models.box import BoxDecision, best_controls
 from cqm.models.candidates import CANDIDATES, Distilled
 from cqm.models.choice import Choice, Comparison, seconds_of
@@ -27,6 +28,7 @@ from cqm.models.controls import (
     first_codes,
 )
 from cqm.models.estimator import Estimator
+from cqm.models.held_out import HeldOut
 from cqm.models.layout import TRANSITION, arrays_under
 from cqm.models.predictors import (
     Predictor,
@@ -49,6 +51,7 @@ from cqm.worlds.actions import checked_actions
 _POOR = 1.25  # a transition whose error is higher than the lowest by this factor is poor
 _GOOD = 0.01  # unless its error is below this, in units of the effects' size
 _CLAIM = 0.95  # confidence with which a control is said to be better than the menu
+_REMEMBERED = 64  # queries whose best answers are remembered
 _FUTURES = 256  # sampled futures per action; rewards and events vary more than effects
 
 
@@ -108,6 +111,8 @@ class EffectModel(Estimator):
     updates_: dict[str, list[int]]  # updates of every cycle, by candidate
     box_: np.ndarray | None = None  # [2, controls], bounds of the controls; None with a menu only
     rule_: np.ndarray | None = None  # [points, controls], codes of controls that stand for the box
+    held_out_: HeldOut | None = None  # families that show how to answer a reward
+    _choices: dict[Any, RewardAnswer]  # answers to earlier queries
 
     def __init__(
         self,
@@ -187,6 +192,7 @@ class EffectModel(Estimator):
         self.comparison_, self.transition_, self.updates_ = (), None, {}
         self.box_ = None if branches.has_menu else branches.box
         self.rule_ = None if self.box_ is None else box_rule(self.box_.shape[1])
+        self.held_out_, self._choices = None, {}
         return self._chosen(Choice(self, branches, options))
 
     def _chosen(self, choice: Choice) -> Predictor:
@@ -265,9 +271,12 @@ class EffectModel(Estimator):
         """
         choice("over", over, ("menu", "box"))
         if over == "menu":
+            queries = [query] if isinstance(query, Query) else query
+            if any(self._known_answer(one) for one in queries if isinstance(one, Query)):
+                return decisions.best(self.advantage(observations, query))
             return super().act(observations, query)
         states, predictor = np.atleast_2d(self._states(observations)), self._fitted()
-        query = single_query(query)
+        query = decisions.single_query(query)
         if len(query.weights) != len(self.feature_names):
             raise ValueError(
                 f"the query has {len(query.weights)} weights; the model has "
@@ -381,6 +390,74 @@ class EffectModel(Estimator):
 
     # Any reward.
 
+    def answer(
+        self, reward: Query | RewardFn, branches: Branches | str | Path | None = None
+    ) -> RewardAnswer:
+        """The best answer to a reward, by the way that does best on held-out families.
+
+        A reward that is linear in the features has an exact answer. Any other is projected onto
+        the features, integrated over predicted futures, or, if branches are given, regressed on the
+        state; see `cqm.models.answers`. Ways that cannot be told apart are averaged. Without
+        `per_step` branches there is nothing to compare, and the reward is projected.
+
+        `advantage`, `rank` and `act` take the best answer without branches.
+
+        Args:
+            reward: A query, or a function that maps features `[..., features]` to rewards `[...]`;
+                native features if a nuisance is mixed into them.
+            branches: Branches to learn a regression from, or their directory; those that the model
+                was fitted to will do. A model that kept no families to compare ways on, because it
+                was fitted with `validation=0`, needs branches that it has not seen.
+
+        >>> import cqm
+        >>> move = lambda state, action, noise: 0.9 * state + action
+        >>> world = cqm.FunctionWorld(move, lambda num, rng: rng.normal(size=(num, 1)),
+        ...     candidate_actions=[[-1.0], [1.0]])
+        >>> branches = cqm.collect(world, states=300, horizon=3, per_step=True, show_progress=False)
+        >>> model = EffectModel(updates=300, seed=1).fit(branches, show_progress=False)
+        >>> answer = model.answer(lambda features: -abs(features[..., 0]), branches)
+        >>> answer.act([[-4.0], [4.0]])  # up from -4, down from 4
+        array([1, 0])
+        """
+        self._fitted()
+        if branches is not None:
+            branches = as_branches("branches", branches)
+        if not isinstance(reward, Query):
+            function("reward", reward)
+        elif len(reward.weights) != len(self.feature_names):
+            raise ValueError(
+                f"the query has {len(reward.weights)} weights; the model has "
+                f"{len(self.feature_names)} features"
+            )
+        return best_answer(self, reward, branches)
+
+    def advantage(self, observations: ArrayLike, query: QueryLike) -> np.ndarray:
+        """Centred action values, `[n, actions]`; `[n, queries, actions]` for several queries.
+
+        A query that is not linear in the features gets the best answer that the model knows
+        without branches; see `answer`. For its projection, pass the weights: `query.weights`.
+        """
+        if isinstance(query, Query) and (answer := self._known_answer(query)) is not None:
+            return answer.advantage(observations)
+        values = super().advantage(observations, query)
+        for i, one in enumerate([] if isinstance(query, Query) else query):
+            answer = self._known_answer(one) if isinstance(one, Query) else None
+            if answer is not None:
+                values[..., i, :] = answer.advantage(observations)
+        return values
+
+    def _known_answer(self, query: Query) -> RewardAnswer | None:
+        """The best answer without branches; None if it is that of the query's weights."""
+        if query.reward_fn is None or self.held_out_ is None:
+            return None
+        key = (query.reward_fn, query.weights.tobytes())
+        if key not in self._choices:
+            for oldest in [*self._choices][: 1 - _REMEMBERED]:
+                del self._choices[oldest]
+            self._choices[key] = self.answer(query)
+        answer = replace(self._choices[key], model=self)  # it may have been recentred
+        return None if set(answer.weights) == {"projected"} else answer
+
     def reward_advantage(
         self, observations: ArrayLike, reward_fn: RewardFn | Query, *, draws: int = _FUTURES
     ) -> np.ndarray:
@@ -487,18 +564,34 @@ class EffectModel(Estimator):
         draws: int,
     ) -> np.ndarray:
         """Centred means of a function of futures, `[n, actions]`."""
-        transition, states = self._sampling(draws), self._states(observations)
-        names, codes = () if self.world_.get("nuisance") else self.feature_names, None
+        self._sampling(draws)
+        states, codes = self._states(observations), None
         if self.box_ is not None:
             menu, (base, weights) = self._codes(None, states), self._base()
             codes = np.concatenate([menu, base])
-        blocks = sampled_futures(transition, np.atleast_2d(states), values_fn, names, codes)
-        means = np.concatenate([values_fn(futures).mean(axis=1) for futures in blocks])
+        means = self._integral(np.atleast_2d(states), values_fn, draws=draws, controls=codes)
         if self.box_ is None:
             values = center(means[..., None], self.reference)[..., 0]
         else:
             values = means[:, : len(menu)] - means[:, len(menu) :] @ weights[:, None]
         return values if states.ndim == 2 else values[0]
+
+    def _integral(
+        self,
+        states: np.ndarray,
+        values_fn: Callable[[np.ndarray], np.ndarray],
+        *,
+        draws: int = _FUTURES,
+        transition: UnrolledPredictor | None = None,
+        controls: np.ndarray | None = None,
+    ) -> np.ndarray:
+        """Means of a function of futures, `[n, actions]`, by the model's transition or another."""
+        transition = transition or self.transition_
+        assert transition is not None
+        names = () if self.world_.get("nuisance") else self.feature_names
+        transition = self._with_draws(transition, draws)
+        blocks = sampled_futures(transition, states, values_fn, names, controls)
+        return np.concatenate([values_fn(futures).mean(axis=1) for futures in blocks])
 
     def _sampling(self, draws: int | None) -> UnrolledPredictor:
         """The learned transition, if it can sample futures, with a number of draws if given."""
@@ -516,8 +609,10 @@ class EffectModel(Estimator):
                 "as a signal (a FunctionWorld with exogenous=...), or fit the model again"
             )
         self._warn_of_a_poor_transition()
-        if draws is None:
-            return transition
+        return transition if draws is None else self._with_draws(transition, draws)
+
+    def _with_draws(self, transition: UnrolledPredictor, draws: int) -> UnrolledPredictor:
+        """A transition that samples this number of futures."""
         draws = whole_number("draws", draws, least=1)
         horizon, num_actions = self.recipe_.horizon, len(self.candidate_actions_)
         check_draws(draws, horizon, num_actions, int(self.width))
@@ -555,12 +650,16 @@ class EffectModel(Estimator):
         return (given,) if isinstance(given, str) else texts("candidates", given)
 
     def _extra_arrays(self) -> dict[str, np.ndarray]:
-        """The rule for the box and, unless it is part of the predictor, the transition."""
+        """Arrays of the rule for a box, the held-out families, and a transition kept aside."""
         arrays = {} if self.rule_ is None else {"rule": self.rule_}
-        if self.transition_ is None or any(part is self.transition_ for part in self._parts()):
-            return arrays
-        own = self.transition_.arrays()
-        return arrays | {f"{TRANSITION}{name}": values for name, values in own.items()}
+        if self.held_out_ is not None:
+            arrays |= self.held_out_.arrays(self.transition_)
+        if self.transition_ is not None and not any(
+            part is self.transition_ for part in self._parts()
+        ):
+            own = self.transition_.arrays()
+            arrays |= {f"{TRANSITION}{name}": values for name, values in own.items()}
+        return arrays
 
     def _parts(self) -> tuple[Predictor, ...]:
         predictor = self._fitted()
@@ -601,6 +700,7 @@ class EffectModel(Estimator):
         aside = arrays_under(TRANSITION, arrays)
         found = (restore_predictor(aside),) if aside else self._parts()
         self.transition_ = next((p for p in found if isinstance(p, UnrolledPredictor)), None)
+        self.held_out_, self._choices = HeldOut.from_arrays(arrays, self.transition_), {}
 
     def _check_params(self) -> None:
         self._check_common()

@@ -9,6 +9,7 @@ import numpy as np
 
 Arrays = dict[str, np.ndarray]
 TRANSITION = "transition."  # prefix of the arrays of a transition outside the predictor
+HELD_OUT = "held_out."  # prefix of the arrays of the families that were held out
 Axes = dict[str, str]  # axes by the name of an array; an axis is a name, a number or a sum of them
 
 
@@ -82,6 +83,14 @@ _CALIBRATION = {
 }
 _RULE = {"rule": "points controls"}
 _PROVENANCE = {"provenance.families": "runs 3", "provenance.observations": "rows"}
+_HELD_OUT = {
+    "observations": "kept observations",
+    "steps": "kept draws actions horizon native",
+    "later": "kept draws arms later",
+    "families": "kept 2",
+    "native": "features native",
+    "effects": "kept actions features",
+}
 
 
 def part_prefix(number: int) -> str:
@@ -125,6 +134,9 @@ def check_arrays(kind: str, arrays: Mapping[str, np.ndarray], sizes: Mapping[str
         if set(optional) & set(arrays):
             own = {name: remaining.pop(name) for name in optional if name in remaining}
             _check_all(own, optional, known)
+    if held_out := arrays_under(HELD_OUT, remaining):
+        remaining = {n: v for n, v in remaining.items() if not n.startswith(HELD_OUT)}
+        _check_held_out(held_out, known)
     if transition := arrays_under(TRANSITION, remaining):
         remaining = {n: v for n, v in remaining.items() if not n.startswith(TRANSITION)}
         _check_all(transition, _unrolled(transition), dict(known))
@@ -141,6 +153,21 @@ def check_arrays(kind: str, arrays: Mapping[str, np.ndarray], sizes: Mapping[str
             raise ValueError(f"the arrays {sorted(remaining)} belong to no part of the stack")
         return
     _check_all(remaining, _expected(kind, remaining), known)
+
+
+def _check_held_out(arrays: Mapping[str, np.ndarray], known: dict[str, int]) -> None:
+    """Raise `ValueError` unless these are held-out families, with or without a transition."""
+    transition = arrays_under(TRANSITION, arrays)
+    own = {name: values for name, values in arrays.items() if not name.startswith(TRANSITION)}
+    axes = _HELD_OUT | ({"noise": "kept draws horizon noise"} if "noise" in own else {})
+    _check_all(own, axes, dict(known))
+    if own["later"].shape[2] not in (1, known["actions"]):
+        raise ValueError(f"the later actions of {own['later'].shape[2]} arms do not fit the others")
+    if transition:
+        _check_all(transition, _unrolled(transition), dict(known))
+        shift = transition.get("levels.shift")
+        if shift is None or len(shift) != own["native"].shape[1]:
+            raise ValueError("the transition does not predict the features that were held out")
 
 
 def _check_all(arrays: Mapping[str, np.ndarray], axes: Axes, known: dict[str, int]) -> None:
@@ -222,8 +249,10 @@ def _check_numbers(name: str, arrays: Mapping[str, np.ndarray], num_actions: int
     whole, least, most = False, -np.inf, np.inf
     if name == "calibration.draws":
         whole, least = True, 2
-    elif name in _PROVENANCE or name == "sizes":
+    elif name in _PROVENANCE or name in ("sizes", "families"):
         whole, least = True, 0 if name == "sizes" else -np.inf
+    elif name == "later":
+        whole, least, most = True, 0, num_actions - 1
     elif name == "continuations" and values.ndim < 3:  # actions, or numbers that determine them
         whole = "behaviour.layers.0.weight" not in arrays
         least, most = 0, num_actions - 1 if whole else 1

@@ -291,13 +291,50 @@ class UnrolledPredictor:
         for block, num in _padded_blocks(rows, size):
             given = split_fn(block)
             steps = np.asarray(_by_member(_unrolled_steps, self.network, *given, *drawn), float)
-            # [members, horizon, n, draws, actions, steps] -> [n, members, draws, actions, horizon]
-            steps = np.moveaxis(steps[:, :, :num], (2, 0, 3, 4, 1), (0, 1, 2, 3, 4))
-            # No action moves these, so what differs between actions is an error of the network.
-            carried = steps[..., self.network.num_moved : self.network.num_states]
-            if self.network.lift is None:
-                carried[...] = carried.mean(axis=3, keepdims=True)
-            yield self.levels(steps.reshape(num, steps.shape[1] * steps.shape[2], *steps.shape[3:]))
+            yield self._features(steps[:, :, :num])
+
+    def along(
+        self, observations: np.ndarray, actions: np.ndarray, noise: np.ndarray | None = None
+    ) -> Iterator[np.ndarray]:
+        """Features along given branches, `[n, draws, arms, horizon, features]`, block by block.
+
+        The draws of all members count as draws.
+
+        Args:
+            observations: `[n, observations]`.
+            actions: Actions of every branch, `[n, draws, arms, horizon]`.
+            noise: Standardised noise, `[n, draws, horizon, noise]`; None without noise.
+        """
+        inputs = np.asarray(self.inputs(observations), np.float32)
+        num_draws, arms = actions.shape[1:3]
+        flat = actions.reshape(len(actions), num_draws * arms, -1)
+        table = np.asarray(self.controls, np.float32)
+        for start in range(0, len(inputs), _UNROLLED_ROWS):
+            rows = slice(start, start + _UNROLLED_ROWS)
+            paths = None if noise is None else np.repeat(noise[rows], arms, axis=1)
+            given = (
+                _padded(inputs[rows]),
+                _padded(table[flat[rows]]),
+                None if paths is None else _padded(np.asarray(paths, np.float32)),
+            )
+            steps = np.asarray(_by_member(Transition.unroll, self.network, *given), float)
+            steps = steps.reshape(*steps.shape[:3], num_draws, arms, steps.shape[-1])
+            yield self._features(steps[:, :, : len(inputs[rows])])
+
+    def _features(self, steps: np.ndarray) -> np.ndarray:
+        """Features `[n, draws, actions, horizon, features]` from coordinates of steps.
+
+        Args:
+            steps: `[members, horizon, n, draws, actions, steps]`.
+        """
+        assert self.levels is not None
+        steps = np.moveaxis(steps, (2, 0, 3, 4, 1), (0, 1, 2, 3, 4))
+        # No action moves these, so what differs between actions is an error of the network.
+        carried = steps[..., self.network.num_moved : self.network.num_states]
+        if self.network.lift is None:
+            carried[...] = carried.mean(axis=3, keepdims=True)
+        num, members, draws = steps.shape[:3]
+        return self.levels(steps.reshape(num, members * draws, *steps.shape[3:]))
 
     def with_continuations(self, continuations: np.ndarray) -> UnrolledPredictor:
         """The same transition under other continuations and paths of noise, to sample futures.
@@ -506,6 +543,12 @@ def _padded_blocks(inputs: np.ndarray, size: int) -> Iterator[tuple[Array, int]]
         num = min(size, len(inputs) - start)
         block[:num] = inputs[start : start + num]
         yield jnp.asarray(block), num
+
+
+def _padded(values: np.ndarray) -> Array:
+    """Rows of one block of states, padded to the size of a full block."""
+    missing = _UNROLLED_ROWS - len(values)
+    return jnp.asarray(np.pad(values, [(0, missing)] + [(0, 0)] * (values.ndim - 1)))
 
 
 def _network_arrays(prefix: str, network: Any) -> Arrays:

@@ -249,35 +249,10 @@ def test_candidates_that_cannot_be_told_apart_are_averaged():
 def test_one_held_out_family_proves_nothing(alike):
     """The standard error is unknown, so candidates with similar errors count alike."""
     values = np.array([2.0])
-    assert choice._standard_error(values) == np.inf
     assert choice._with_error(values) == "2 (standard error unknown)"
-    close, far = np.array([2.4]), np.array([2.6])
-    assert choice._plausibilities([values, close, far]).tolist() == [0.5, 0.5, 0]
     model = EffectModel(candidates=("ridge", "direct"), **TINY).fit(alike[:4])
     assert np.isnan([row.standard_error for row in model.comparison_]).all()
     assert "nan" not in model.summary()
-
-
-def errors_of(mean, standard_error):
-    """Errors of 400 families with this mean, whose standard error is the given one."""
-    return mean + np.sqrt(399) * standard_error * np.tile([1.0, -1.0], 200)
-
-
-@pytest.mark.parametrize(
-    ("errors", "expected"),
-    [
-        ([errors_of(1, 0.1)], [1]),
-        ([errors_of(1, 0), errors_of(1, 0)], [0.5, 0.5]),
-        ([errors_of(1, 0), errors_of(1.1, 0)], [1, 0]),
-        # Higher by one and a half standard errors of the difference, and by more than six.
-        ([errors_of(1.15, 0.1), errors_of(1, 0), errors_of(1.2, 0.03)], [0.378, 0.622, 0]),
-        # Higher by one standard error, because of a single family.
-        ([errors_of(1, 0), np.r_[np.ones(399), 401.0]], [1, 0]),
-        ([errors_of(1, 0), np.full(400, 1e300)], [1, 0]),
-    ],
-)
-def test_plausibility_falls_with_the_distance_from_the_best(errors, expected):
-    np.testing.assert_allclose(choice._plausibilities(errors), expected, atol=1e-3)
 
 
 def test_a_candidate_that_diverges_is_left_out_with_its_reason(smooth):

@@ -4,7 +4,7 @@ import pickle
 
 import numpy as np
 import pytest
-from support.worlds import SeedWorld, pendulum_world
+from support.worlds import SeedWorld, market_world, pendulum_world
 
 import cqm
 from cqm.models.effect import EffectModel
@@ -175,25 +175,6 @@ def test_a_query_that_knows_only_samples_is_refused(fitted):
         model.reward_advantage(held_out.observations[:2], query)
 
 
-def market_world(*, price_matters, level=0.0):
-    """Stock that actions move, and a price that no action moves."""
-
-    def step(state, action, noise):
-        gain = 1 + np.tanh(state[:, 1 if price_matters else 0])
-        stock = 0.8 * state[:, 0] + action[:, 0] * gain
-        price = level + 0.7 * (state[:, 1] - level) + noise[:, 0]
-        return np.stack([stock, price], axis=1)
-
-    return FunctionWorld(
-        step,
-        lambda num, rng: rng.normal(np.array([0.0, level]), size=(num, 2)),
-        exogenous=lambda num, horizon, rng: 0.5 * rng.normal(size=(num, horizon, 1)),
-        candidate_actions=[[-1.0], [0.0], [1.0]],
-        feature_names=["stock", "price"],
-        observation_names=["stock", "price"],
-    )
-
-
 def test_a_price_that_shapes_effects_is_part_of_the_futures():
     branches, held_out = sets(market_world(price_matters=True))
     model = EffectModel(**UNROLLED).fit(branches)
@@ -247,3 +228,67 @@ def test_models_that_cannot_sample_futures_say_why():
         without.reward_advantage(branches.observations[:2], reward)
     with pytest.raises(ValueError, match="not fitted"):
         EffectModel().reward_advantage(branches.observations[:2], reward)
+
+
+def cast_die(num_states, num_actions, seed):
+    """A finite MDP whose next state is looked up by state, action and the cast of a four-sided die.
+
+    Returns the table `[states, actions, sides]` of next states, and a world that shows the state
+    and the die as indicators.
+    """
+    table = np.random.default_rng(seed).integers(num_states, size=(num_states, num_actions, 4))
+
+    def step(state, action, noise):
+        chosen = state.argmax(axis=1), action[:, 0].astype(int), noise.argmax(axis=1)
+        return np.eye(num_states)[table[chosen]]
+
+    world = FunctionWorld(
+        step,
+        lambda num, rng: np.eye(num_states)[rng.integers(num_states, size=num)],
+        exogenous=lambda num, horizon, rng: np.eye(4)[rng.integers(4, size=(num, horizon))],
+        candidate_actions=np.arange(num_actions)[:, None],
+    )
+    return table, world
+
+
+def test_sampled_measures_converge_to_the_exact_ones_of_a_finite_mdp():
+    num_states, num_actions, horizon = 4, 3, 4
+    table, world = cast_die(num_states, num_actions, seed=3)
+    law = np.eye(num_states)[table].mean(axis=2)  # [states, actions, next states]
+    exact = cqm.measures.effect_measure(
+        cqm.measures.successor_measure(cqm.measures.FiniteMDP(law), discount=0.95, horizon=horizon)
+    )
+    size = cqm.measures.total_variation(exact).mean()
+
+    def distance(states, draws):
+        """Mean total variation between sampled and exact measures, relative to their size."""
+        branches = cqm.collect(
+            world, states=states, horizon=horizon, warmup=(0, 0), per_step=True, seed=1
+        )
+        model = EffectModel(**UNROLLED).fit(branches)
+        distances = []
+        for state, action in np.ndindex(num_states, num_actions):
+            measure = model.effect_measure(np.eye(num_states)[state], action, draws=draws)
+            assert abs(measure.mass) < 1e-12
+            cells = measure.events.argmax(axis=1)  # futures are continuous: take the nearest state
+            found = np.bincount(cells, weights=measure.weights, minlength=num_states)
+            distances.append(cqm.measures.total_variation(found - exact[state, action]))
+        return np.mean(distances) / size
+
+    few, many = distance(states=40, draws=16), distance(states=1500, draws=512)
+    assert many < 0.1
+    assert many < few / 3
+
+
+def test_a_pole_falls_within_the_horizon():
+    """Termination of a Gymnasium environment is a feature, and the state after it is absorbing."""
+    world = cqm.GymWorld("CartPole-v1")
+    settings = {"horizon": 8, "warmup": (0, 15), "per_step": True}
+    branches = cqm.collect(world, states=1500, seed=1, **settings)
+    test = cqm.collect(world, states=150, draws=32, seed=2, **settings)
+    model = EffectModel(**{**UNROLLED, "width": 64, "updates": 2000}).fit(branches)
+    falls = lambda paths: (paths[..., -1] > 0.5).any(axis=-1)
+    truth = expected(test, falls)
+    found = model.event_effect(test.observations, falls)
+    assert np.abs(truth).max() > 0.2
+    assert 0.85 < np.sum(found * truth) / np.sum(found**2) < 1.15

@@ -139,3 +139,22 @@ def excess(model, held_out):
     noise = draws.var(axis=1, ddof=1).sum() / draws.shape[1]
     error = np.sum((model.effect(held_out.observations) - mean) ** 2) - noise
     return error / (np.sum(mean**2) - noise)
+
+
+def market_world(*, price_matters, level=0.0):
+    """Stock that actions move, and a price that no action moves."""
+
+    def step(state, action, noise):
+        gain = 1 + np.tanh(state[:, 1 if price_matters else 0])
+        stock = 0.8 * state[:, 0] + action[:, 0] * gain
+        price = level + 0.7 * (state[:, 1] - level) + noise[:, 0]
+        return np.stack([stock, price], axis=1)
+
+    return FunctionWorld(
+        step,
+        lambda num, rng: rng.normal(np.array([0.0, level]), size=(num, 2)),
+        exogenous=lambda num, horizon, rng: 0.5 * rng.normal(size=(num, horizon, 1)),
+        candidate_actions=[[-1.0], [0.0], [1.0]],
+        feature_names=["stock", "price"],
+        observation_names=["stock", "price"],
+    )
