@@ -251,6 +251,14 @@ class EffectModel(Estimator):
             )
         return self.member_effects(observations, actions=actions).mean(axis=0)
 
+    def rank(self, observations: ArrayLike, query: QueryLike) -> np.ndarray:
+        """Actions, best first, `[n, actions]`; `[n, queries, actions]` for several queries."""
+        if self.box_ is None:
+            return super().rank(observations, query)
+        values = decisions.advantage(self._comparable_effects(observations), query)
+        self._warn_of_unlearned_features(query)
+        return decisions.rank(values)
+
     @overload
     def act(
         self, observations: ArrayLike, query: QueryLike, *, over: Literal["menu"] = "menu"

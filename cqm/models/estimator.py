@@ -281,9 +281,7 @@ class Estimator(Parameters, abc.ABC):
 
     def rank(self, observations: ArrayLike, query: QueryLike) -> np.ndarray:
         """Actions, best first, `[n, actions]`; `[n, queries, actions]` for several queries."""
-        values = decisions.advantage(self._comparable_effects(observations), query)
-        self._warn_of_unlearned_features(query)
-        return decisions.rank(values)
+        return decisions.rank(self.advantage(observations, query))
 
     def act(self, observations: ArrayLike, query: QueryLike) -> np.ndarray:
         """Index of the best action in each state, `[n]`; `[n, queries]` for several queries."""
