@@ -19,11 +19,11 @@ from cqm.names import shortened
 from cqm.progress import say
 
 if TYPE_CHECKING:
-    from cqm.decisions import Verdict
     from cqm.logs.dataset import Logs
     from cqm.models.estimator import Estimator
     from cqm.models.projections import LogVerdict
     from cqm.queries import Query
+    from cqm.verdicts import Verdict
     from cqm.worlds.contract import World
 
 
@@ -193,11 +193,11 @@ class Ask:
             refuse_existing(self.out, self.overwrite)
             if isinstance(self.states, Path) and self.out.resolve() == self.states.resolve():
                 raise ValueError(f"--out and --states must be different files; got {self.out}")
-        from cqm.decisions import meaning_of_best
         from cqm.logs.dataset import Logs
         from cqm.models.effect import EffectModel
         from cqm.models.residual import ResidualModel
         from cqm.queries import Query
+        from cqm.verdicts import meaning_of_best
         from cqm.worlds import reload_world
 
         (source, logs), world = self._source(), None
