@@ -14,6 +14,7 @@ from cqm.certificates import Limits, conformal, limits_of
 from cqm.quotient import center
 from cqm.shift import KnownStates
 
+FEWEST_DRAWS = 16  # draws per state for guarantees
 UNLEARNED = 0.5  # excess error above which a feature counts as not learned
 Groups = Sequence[Any] | np.ndarray | Callable[[np.ndarray], Any]
 """One label per state, or a function that maps observations `[n, observations]` to labels."""
@@ -223,10 +224,11 @@ def calibrate(
 ) -> Calibration:
     """Calibrate for guarantees: `Calibration.from_draws` with at least 16 draws per state."""
     predicted, draws = _checked_draws(predicted, draws)
-    if draws.shape[1] < 16:
+    if draws.shape[1] < FEWEST_DRAWS:
         raise ValueError(
-            "calibration needs at least 16 draws per state, so that their mean is close to the "
-            f"expected effect; got {draws.shape[1]}; collect with draws=16 or more"
+            f"calibration needs at least {FEWEST_DRAWS} draws per state, so that their mean is "
+            f"close to the expected effect; got {draws.shape[1]}; collect with "
+            f"draws={FEWEST_DRAWS} or more"
         )
     return Calibration.from_draws(predicted, draws, states=states, groups=groups)
 

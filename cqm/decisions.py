@@ -229,13 +229,33 @@ def contrast_radius(
 
 
 def certify(
-    effects: np.ndarray, query: Query | np.ndarray, calibration: Calibration, **options: Any
+    effects: np.ndarray,
+    query: Query | np.ndarray,
+    calibration: Calibration,
+    *,
+    discount: float,
+    horizon: int,
+    confidence: float = 0.95,
+    action_names: Sequence[str] | None = None,
+    continuation: str = "the continuation of the data",
+    observations: np.ndarray | None = None,
+    groups: Groups | None = None,
+    shift: Shift = "warn",
 ) -> Verdict:
-    """Choose an action for each state and bound its expected regret.
-
-    A single query for `certify_all`, which explains the options.
-    """
-    (verdict,) = certify_all(effects, [single_query(query)], calibration, **options)
+    """Choose an action for each state and bound its expected regret; see `certify_all`."""
+    (verdict,) = certify_all(
+        effects,
+        [single_query(query)],
+        calibration,
+        discount=discount,
+        horizon=horizon,
+        confidence=confidence,
+        action_names=action_names,
+        continuation=continuation,
+        observations=observations,
+        groups=groups,
+        shift=shift,
+    )
     return verdict
 
 

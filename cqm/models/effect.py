@@ -12,6 +12,8 @@ from numpy.typing import ArrayLike
 
 from cqm.arguments import choice, instance, number, shown, texts, whole_number
 from cqm.branches.dataset import Branches
+from cqm.branches.redraw import redraw
+from cqm.calibration import FEWEST_DRAWS
 from cqm.measures import SampledMeasure
 from cqm.models.candidates import CANDIDATES, Distilled
 from cqm.models.choice import Choice, Comparison, seconds_of
@@ -32,7 +34,9 @@ from cqm.names import Action, action_indices
 from cqm.observations import as_observations
 from cqm.queries import Query, RewardFn
 from cqm.quotient import ComparisonGraph, Reference, as_reference, center
+from cqm.worlds.contract import World
 
+FEWEST_SCORES = 19  # calibration states that a confidence of 95% needs
 _POOR = 1.25  # a transition whose error is higher than the lowest by this factor is poor
 _GOOD = 0.01  # unless its error is below this, in units of the effects' size
 _FUTURES = 256  # sampled futures per action; rewards and events vary more than effects
@@ -151,6 +155,8 @@ class EffectModel(Estimator):
         self,
         branches: Branches | str | Path,
         *,
+        calibration: float | None = None,
+        world: World | None = None,
         directory: str | Path | None = None,
         show_progress: bool | None = None,
     ) -> Self:
@@ -158,11 +164,22 @@ class EffectModel(Estimator):
 
         Args:
             branches: The families to learn from, or their directory.
+            calibration: Share of the families to set aside. The model does not learn from them, and
+                is calibrated with them, so that it gives certificates at once.
+            world: The world that the branches were collected from, to give the families that are
+                set aside 16 draws. Not needed if they have as many.
             directory: Where to keep checkpoints; an interrupted fit resumes from them. None are
                 written with a budget, because a resumed fit would plan other updates.
             show_progress: See `cqm.progress.progress`.
         """
-        return self._fit(branches, directory, show_progress)
+        if calibration is None:
+            if world is not None:
+                raise ValueError("world is only needed for calibration; pass calibration=0.1, say")
+            return self._fit(branches, directory, show_progress)
+        given = Branches.open(branches) if isinstance(branches, str | Path) else branches
+        given = instance("branches", given, Branches, "Branches or their directory")
+        learned, held_out = set_aside(given, calibration, world, show_progress)
+        return self._fit(learned, directory, show_progress).calibrate(held_out)
 
     def _learn(self, branches: Branches, options: Mapping[str, Any]) -> Predictor:
         if len(branches) == 0:
@@ -416,3 +433,26 @@ class EffectModel(Estimator):
                 f"got {branches.num_arms} of {num_actions}"
             )
         graph.check_connected()
+
+
+def set_aside(
+    branches: Branches, share: float, world: World | None, show_progress: bool | None = None
+) -> tuple[Branches, Branches]:
+    """Families to learn from, and the last ones with enough draws to calibrate with."""
+    share = number("calibration", share, above=0, below=1)
+    num = round(share * len(branches))
+    if not FEWEST_SCORES <= num < len(branches):
+        raise ValueError(
+            f"calibration must set aside at least {FEWEST_SCORES} of the {len(branches)} families "
+            f"and leave some to learn from; got {share}, which is {num}"
+        )
+    learned, held_out = branches[: len(branches) - num], branches[len(branches) - num :]
+    if world is not None:
+        return learned, redraw(held_out, world, draws=FEWEST_DRAWS, show_progress=show_progress)
+    if branches.recipe.draws < FEWEST_DRAWS:
+        raise ValueError(
+            f"calibration needs at least {FEWEST_DRAWS} draws per state; the branches have "
+            f"{branches.recipe.draws}; pass world= to draw the families set aside again"
+        )
+    held_out.require_all_arms()
+    return learned, held_out
