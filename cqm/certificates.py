@@ -290,7 +290,7 @@ def _threshold(
     """
     own, own_wrong = leads[fitted], wrong[fitted]
     candidates = np.quantile(own, np.linspace(0.98, 0.0, _THRESHOLDS))
-    candidates = np.unique(np.maximum(candidates, max(least, 0.0)))[::-1]
+    candidates = np.unique(np.maximum([*candidates, least], max(least, 0.0)))[::-1]
     marked = (own >= candidates[:, None]) & (own > 0)
     evidence = bdtr((marked & own_wrong).sum(axis=1), marked.sum(axis=1), 1 - confidence)
     accepted = math.inf
