@@ -21,9 +21,10 @@ of as many draws as the calibration states have.
   not the best in at most a share of 1 − confidence of the states that are marked. The threshold is
   found by testing candidates in an order that the fitted quarter determines, until the first one
   fails (fixed-sequence testing), so the mark of a state does not depend on other states asked
-  about. The threshold is never below the median one-sided score, the *typical error*. If there are
-  too few calibration states for the test, or no threshold passes it, a state is marked if its bound
-  on the regret is zero; with the stated confidence, a new state is then not marked and wrong.
+  about. The threshold is never below two *typical errors*, medians of the size of the error in the
+  lead, so that easy states do not lend their certainty to hard ones. If there are too few
+  calibration states for the test, or no threshold passes it, a state is marked if its bound on the
+  regret is zero. Then at most a share of 1 − confidence of all states is both marked and wrong.
 
 Bounds are marginal: probabilities are over states, not for each state separately. For groups, the
 limits come from the calibration states of the group, so they hold for its states separately.
@@ -47,6 +48,7 @@ _FOLDS = 5
 _MOST_INPUTS = 32  # inputs that the scale may depend on
 _SMALLEST = 1e-3  # smaller errors and sizes, relative to typical ones, count as this
 _THRESHOLDS = 50  # candidates
+_TYPICAL_ERRORS = 2.0  # smaller leads are never certain
 _ROUNDING = 1e-12  # values that differ by a smaller share of their spread are equal
 
 
@@ -121,7 +123,7 @@ class Limits:
     """Limits of the errors of one query; all but the scale in its units."""
 
     scale: Scale
-    typical: float  # median one-sided score
+    typical: float  # median size of the error in the lead over the second best
     one_sided: float
     widest: float
     threshold: float  # the smallest lead that is certain
@@ -201,11 +203,13 @@ def limits_of(
         units = np.quantile(scores[:, fitted], confidence, axis=1) if fitted.any() else np.ones(2)
         units = np.where(units > 0, units, 1.0)
         worst = np.maximum(worst, scores[:, kept] / units[:, None])
-        typical = float(np.median(scores[0, fitted] if fitted.any() else scores[0, kept]))
+        lead_errors = scores[1] if values is None else _lead_errors(own, value) / sigma
+        typical = float(np.median(lead_errors[fitted if fitted.any() else kept]))
         threshold = math.inf
         if fitted.any() and kept.sum() >= least:
             leads, wrong = _leads(own, value, float(slack[i]))
-            threshold = _threshold(leads / sigma, wrong, fitted, kept, typical, confidence, doubt)
+            floor = _TYPICAL_ERRORS * typical
+            threshold = _threshold(leads / sigma, wrong, fitted, kept, floor, confidence, doubt)
         found.append((scale, units, typical, threshold))
     one_sided, widest = (conformal(each, confidence, where=where) for each in worst)
     needed = max(FEWEST_SPLIT, _needed(least))
@@ -260,6 +264,12 @@ def _one_sided(errors: np.ndarray, values: np.ndarray) -> np.ndarray:
     """By how much some action is underrated relative to the chosen one, `[n]`."""
     chosen = np.take_along_axis(errors, values.argmax(axis=1)[:, None], axis=1)[:, 0]
     return errors.max(axis=1) - chosen
+
+
+def _lead_errors(errors: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Size of the error in the chosen action's lead over the second best, `[n]`."""
+    order = np.argsort(-values, axis=1, kind="stable")[:, :2]
+    return np.abs(np.diff(np.take_along_axis(errors, order, axis=1), axis=1)[:, 0])
 
 
 def _leads(errors: np.ndarray, values: np.ndarray, slack: float) -> tuple[np.ndarray, np.ndarray]:

@@ -24,7 +24,7 @@ class Verdict:
     action: np.ndarray  # [n], the best action according to the model
     gap: np.ndarray  # [n], advantage over the second-best action
     radius: np.ndarray  # [n], bound on the errors of all contrasts of a state at once
-    typical_error: np.ndarray  # [n], median error of the chosen action against the others
+    typical_error: np.ndarray  # [n], median size of the error in the gap, in states like this
     regret_bound: np.ndarray  # [n], bound on the regret of the chosen action
     combined_bound: float  # 2Wδ + 2·m_H·ε_r
     paper_bound: float  # 2Wδ + 4·m_H·ε_r
