@@ -366,6 +366,7 @@ class Estimator(Parameters, abc.ABC):
                 states: `warn`, `abstain` (warn, and mark no state certain) or `ignore`. Single
                 states that are unlike any calibration state are never certain.
         """
+        self._calibrated()
         query = decisions.single_query(query)
         (verdict,) = self._verdicts(observations, [query], confidence, groups, shift)
         return verdict
