@@ -123,7 +123,12 @@ def judge(
     covered, bounded, separable, wrong = [], [], [], []
     for query in queries:
         verdict = certify(
-            predicted, query, calibration, discount=recipe.discount, horizon=recipe.horizon
+            predicted,
+            query,
+            calibration,
+            discount=recipe.discount,
+            horizon=recipe.horizon,
+            observations=held_out.observations,
         )
         truth = expected @ query.weights
         # The range over actions is the largest error of a contrast.

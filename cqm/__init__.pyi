@@ -14,7 +14,6 @@ from .branches.audit import audit as audit
 from .branches.collect import collect as collect
 from .branches.dataset import Branches as Branches, combine as combine
 from .branches.recipe import Policy as Policy, Recipe as Recipe
-from .decisions import Verdict as Verdict
 from .logs.dataset import Logs as Logs
 from .models.effect import EffectModel as EffectModel
 from .models.estimator import load_model as load_model
@@ -23,6 +22,7 @@ from .models.residual import ResidualModel as ResidualModel
 from .models.scorer import Scorer as Scorer
 from .models.training import Training as Training
 from .queries import Query as Query
+from .verdicts import Verdict as Verdict
 from .worlds.check import check_world as check_world
 from .worlds.contract import World as World
 from .worlds.function import FunctionWorld as FunctionWorld

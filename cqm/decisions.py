@@ -1,35 +1,31 @@
 """Decisions: from effects and a query to a ranking, and how far it can be trusted.
 
-Guarantees are conformal: they need held-out calibration states that are exchangeable with the
-states asked about. With at least the stated probability, every contrast of a query differs from its
-prediction by at most a common radius, and the regret of the chosen action is within its bound. The
-probability is marginal: it is taken over calibration states and new states, not for each state
-separately. Strictly, the guarantee covers the mean of as many draws as the calibration set has per
-state. On average, the expected effect is closer to the prediction than that mean, which still
-contains noise.
+Guarantees need held-out calibration states that are exchangeable with the states asked about. They
+say how far contrasts may differ from their predictions, how large the regret of the chosen action
+may be, and how many of the states that are marked certain may be wrong; `cqm.certificates` states
+them exactly. Strictly, they cover the mean of as many draws as the calibration set has per state.
+On average, the expected effect is closer to the prediction than that mean, which still contains
+noise. `cqm.shift` notices states that are unlike the calibration states.
 """
 
 from __future__ import annotations
 
-import functools
 import math
-import textwrap
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
+import warnings
+from collections.abc import Sequence
+from typing import Any, Literal, get_args
 
 import numpy as np
 
 from cqm import bounds
-from cqm.arguments import instance, number, real_numbers, shown, text
-from cqm.display import counted, data_frame, html_table, text_table
+from cqm.arguments import choice, instance, number, real_numbers, shown, text
+from cqm.calibration import Calibration, Groups, calibrate as calibrate, group_labels
 from cqm.names import checked_action_names
 from cqm.queries import Query, QueryLike
-from cqm.quotient import center
+from cqm.shift import ShiftWarning
+from cqm.verdicts import Verdict, meaning_of_best
 
-SHOWN_STATES = 10  # rows of a printed verdict
-NOTE_WIDTH = 90  # characters per line of the sentences below its table
-UNLEARNED = 0.5  # excess error above which a feature counts as not learned
+Shift = Literal["warn", "abstain", "ignore"]
 BLOCK_VALUES = 1_000_000  # action values that `act` computes at once: 8 MB
 
 
@@ -63,9 +59,21 @@ def single_query(query: Query | np.ndarray) -> Query:
     weights = query_weights(query)
     if weights.ndim != 1:
         raise ValueError(
-            f"bounds hold for one query at a time; got {len(weights)} of them; ask one by one"
+            f"expected one query; got {len(weights)} of them; ask one by one, or use certify_all"
         )
     return Query(weights, "the given weights")
+
+
+def several_queries(queries: QueryLike) -> list[Query]:
+    """At least one query, also from an array of weights `[queries, features]`."""
+    if isinstance(queries, Query):
+        return [queries]
+    weights = np.atleast_2d(query_weights(queries))
+    if not len(weights):
+        raise ValueError("expected at least one query; got none")
+    if isinstance(queries, Sequence) and all(isinstance(one, Query) for one in queries):
+        return [one for one in queries if isinstance(one, Query)]
+    return [Query(row, "the given weights") for row in weights]
 
 
 def advantage(effects: np.ndarray, query: QueryLike) -> np.ndarray:
@@ -183,222 +191,41 @@ def ties(advantages: np.ndarray, *, tolerance: float = 1e-9) -> np.ndarray:
     return np.sum(top - advantages <= tolerance * spread, axis=-1)
 
 
-@dataclass(frozen=True)
-class Calibration:
-    """A model's errors on held-out states, measured against the mean of several draws."""
+def contrast_radius(
+    values: np.ndarray,
+    query: Query,
+    calibration: Calibration,
+    *,
+    discount: float,
+    horizon: int,
+    confidence: float,
+    observations: np.ndarray | None = None,
+    groups: Groups | None = None,
+) -> np.ndarray:
+    """A bound on the errors of all contrasts of a query in a state, `[n]`.
 
-    residuals: np.ndarray  # [n, actions, features], expected minus predicted effects
-    draws: int  # number of draws averaged to estimate the expected effects
-    # Per feature `[features]`, summed over actions and averaged over states:
-    noise: np.ndarray  # squared distance of one draw's effects from the expected effects
-    size: np.ndarray  # squared size of the expected effects
+    It includes the query's projection error. With the given confidence over states, the contrasts
+    of all pairs of actions in a state are within their bound together.
 
-    @classmethod
-    def from_draws(cls, predicted: np.ndarray, draws: np.ndarray) -> Calibration:
-        """Calibrate with predicted effects `[n, actions, d]` and draws `[n, draws, actions, d]`.
-
-        Two draws per state are enough here; `calibrate`, which is for guarantees, needs 16.
-        """
-        predicted, draws = _checked_draws(predicted, draws)
-        if draws.shape[1] < 2:
-            raise ValueError(
-                "at least 2 draws per state are needed to separate noise from error; "
-                f"got {draws.shape[1]}; collect with draws=2 or more"
-            )
-        draws, num_draws = center(draws), draws.shape[1]
-        expected = draws.mean(axis=1)
-        noise = np.mean(np.sum(draws.var(axis=1, ddof=1), axis=1), axis=0)
-        size = np.mean(np.sum(expected**2, axis=1), axis=0) - noise / num_draws
-        return cls(expected - center(predicted), num_draws, noise, size)
-
-    @property
-    def excess_error(self) -> float:
-        """Squared error against the expected effects, as a share of their size; 0 is perfect.
-
-        The noise left in the mean of the draws is subtracted, so the value may fall below 0.
-        """
-        return float(self._errors().sum() / self.size.sum())
-
-    @functools.cached_property
-    def feature_errors(self) -> np.ndarray:
-        """`excess_error` per feature; NaN if its effects are indistinguishable from noise."""
-        visible = self.size > self.noise / self.draws
-        return self._errors() / np.where(visible, self.size, np.nan)
-
-    def unlearned(self, weights: np.ndarray) -> np.ndarray:
-        """Indices of the poorly learned features that matter for weights `[..., features]`.
-
-        Their excess error is above 0.5, and their weighted effects are at least 1% as large as
-        those of the feature that matters most.
-        """
-        weights = _of_features(weights, len(self.size))
-        share = np.abs(weights) * np.sqrt(np.maximum(self.size, 0))
-        weighed = (share > 0) & (share >= 0.01 * share.max(axis=-1, keepdims=True))
-        weighed = weighed.reshape(-1, len(self.size)).any(axis=0)
-        return np.flatnonzero(weighed & (self.feature_errors > UNLEARNED))
-
-    def _errors(self) -> np.ndarray:
-        """Squared errors in the expected effects, `[features]`."""
-        return np.mean(np.sum(self.residuals**2, axis=1), axis=0) - self.noise / self.draws
-
-    @property
-    def noise_floor(self) -> float:
-        """The smallest NMSE against single draws that any function of the state can reach."""
-        noise = float(self.noise.sum())
-        total = float(self.size.sum()) + noise
-        return noise / total if total else 0.0  # without any effect there is no noise in them
-
-    @property
-    def nmse(self) -> float:
-        """Squared error against single draws, as a share of their size."""
-        return self.noise_floor + self.excess_error * (1 - self.noise_floor)
-
-    def to_arrays(self) -> dict[str, np.ndarray]:
-        """Arrays to save with a model; see `from_arrays`."""
-        return {
-            "calibration.residuals": self.residuals,
-            "calibration.draws": np.array([self.draws]),
-            "calibration.noise": self.noise,
-            "calibration.size": self.size,
-        }
-
-    @classmethod
-    def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> Calibration | None:
-        """The calibration in the arrays of a saved model; None if it was not calibrated."""
-        if "calibration.residuals" not in arrays:
-            return None
-        residuals, draws, noise, size = (
-            arrays[f"calibration.{name}"] for name in ("residuals", "draws", "noise", "size")
-        )
-        return cls(residuals, int(draws[0]), noise, size)
-
-    def radius(self, weights: np.ndarray, confidence: float) -> float:
-        """With the given probability, a bound on the errors of a query's contrasts in a state."""
-        errors = self.residuals @ _of_features(weights, len(self.size))
-        return _conformal(np.ptp(errors, axis=1), confidence)
-
-    def effect_error(self, confidence: float) -> float:
-        """δ: with the given probability, a bound on the norms of all effect errors in a state."""
-        return _conformal(np.linalg.norm(self.residuals, axis=-1).max(axis=1), confidence)
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """A decision for each state, and how far to trust it; prints as a table."""
-
-    advantages: np.ndarray  # [n, actions]
-    action: np.ndarray  # [n], the best action according to the model
-    gap: np.ndarray  # [n], advantage over the second-best action
-    radius: float  # bound on the error of all contrasts at once
-    regret_bound: np.ndarray  # [n], max(0, radius − gap): the sharp, empirical bound
-    combined_bound: float  # 2Wδ + 2·m_H·ε_r
-    paper_bound: float  # 2Wδ + 4·m_H·ε_r
-    separable: np.ndarray  # [n], whether the chosen action is certified to be the best
-    confidence: float  # probability that the bounds hold
-    calibration_states: int
-    action_names: tuple[str, ...]
-    query: str  # the reward, in words
-    meaning: str  # what "best" means, in one sentence
-    projected: bool = False  # whether the reward is only approximately linear in the features
-    settled: ClassVar[str] = "certain"  # said of a state in which one action is the best
-
-    @property
-    def best(self) -> tuple[str, ...]:
-        """The name of the best action in each state."""
-        return tuple(self.action_names[action] for action in self.action)
-
-    @property
-    def behind(self) -> np.ndarray:
-        """Interval for how far each action is behind the chosen one, `[n, actions, 2]`."""
-        lead = self.advantages.max(axis=1, keepdims=True) - self.advantages
-        return np.stack([lead - self.radius, lead + self.radius], axis=-1)
-
-    @property
-    def trust(self) -> str:
-        """What the confidence means, in one sentence."""
-        sampled = "If the reward is nowhere further from linear than in the sampled steps, the"
-        return (
-            f"{sampled if self.projected else 'The'} intervals and the bounds on the regret hold "
-            f"with {self._percent} confidence over states like the {self.calibration_states} "
-            "calibration states, not for each state separately."
-        )
-
-    def summary(self) -> str:
-        """In how many states the best action is certain, in one sentence."""
-        certain, num = int(self.separable.sum()), len(self.separable)
-        regret = (
-            f"the regret of the chosen action is at most {self.regret_bound.max(initial=0):.3g}"
-        )
-        if certain == num:
-            return f"The best action is certain in {counted(num, 'state')}."
-        if certain == 0:
-            return f"The best action is not certain in any state; {regret}."
-        return f"The best action is certain in {certain} of {num} states; elsewhere, {regret}."
-
-    def rows(self, most: int | None = None) -> list[dict[str, object]]:
-        """The decisions as rows of a table; only the first `most` states if given."""
-        order = rank(self.advantages[:most])
-        return [
-            {
-                "state": i,
-                "best": self.action_names[first],
-                "second best": self.action_names[second],
-                "lead": f"{self.gap[i]:.3g}",
-                f"{self._percent} interval": (
-                    f"[{self.gap[i] - self.radius:.3g}, {self.gap[i] + self.radius:.3g}]"
-                ),
-                "answer": self.settled if self.separable[i] else "cannot tell",
-                "regret at most": f"{self.regret_bound[i]:.3g}",
-            }
-            for i, (first, second, *_) in enumerate(order)
-        ]
-
-    def to_pandas(self) -> Any:
-        """A `pandas.DataFrame` with one row per state."""
-        return data_frame(
-            {
-                "best": self.best,
-                "lead": self.gap,
-                "low": self.gap - self.radius,
-                "high": self.gap + self.radius,
-                "certain": self.separable,
-                "regret_bound": self.regret_bound,
-            }
-        )
-
-    def __repr__(self) -> str:
-        table = text_table(self.rows(SHOWN_STATES))
-        notes = (textwrap.fill(note, NOTE_WIDTH) for note in self._notes())
-        return "\n".join([self._title(), *([table] if table else []), *notes])
-
-    def __str__(self) -> str:
-        return repr(self)
-
-    def _repr_html_(self) -> str:
-        return html_table(self.rows(SHOWN_STATES), title=self._title(), notes=self._notes())
-
-    @property
-    def _percent(self) -> str:
-        return f"{100 * self.confidence:g}%"
-
-    def _title(self) -> str:
-        return f"Best first action for {self.query}"
-
-    def _notes(self) -> list[str]:
-        more = len(self.action) - SHOWN_STATES
-        rest = [f"… and {counted(more, 'more state')}"] if more > 0 else []
-        return [*rest, self.summary(), self.trust, self.meaning]
-
-
-def query_radius(
-    query: Query, calibration: Calibration, discount: float, horizon: int, confidence: float
-) -> float:
-    """A bound on the errors of a query's contrasts in a state, including its projection error."""
-    query = single_query(query)
-    instance("calibration", calibration, Calibration, "a Calibration, from decisions.calibrate")
-    error = 0.0 if query.error is None else query.error.supremum
-    projection = float(bounds.reward_projection_error(error, discount, horizon))
-    return calibration.radius(query.weights, confidence) + projection
+    Args:
+        values: Predicted values of the query, `[n, actions]`.
+        query: The reward.
+        calibration: The model's errors on held-out states.
+        discount: Discount factor of the outcomes.
+        horizon: Horizon of the outcomes.
+        confidence: Probability that the bound holds.
+        observations: `[n, observations]`, if the calibration knows those of its states.
+        groups: Group of each state; the bound then holds in each group separately.
+    """
+    slack = _projection(query, discount, horizon)
+    inputs = _inputs(calibration, observations, len(values))
+    labels = None if groups is None else group_labels(groups, len(values), observations)
+    radius = np.full(len(values), slack)
+    for group, rows in _by_group(labels, len(values)):
+        (limits,) = calibration.limits(query.weights, confidence, group=group)
+        own = None if inputs is None else inputs[rows]
+        radius[rows] += limits.widest * limits.scale(values[rows], own)
+    return radius
 
 
 def certify(
@@ -411,108 +238,168 @@ def certify(
     confidence: float = 0.95,
     action_names: Sequence[str] | None = None,
     continuation: str = "the continuation of the data",
+    observations: np.ndarray | None = None,
+    groups: Groups | None = None,
+    shift: Shift = "warn",
 ) -> Verdict:
-    """Choose an action for each state and bound its expected regret.
+    """Choose an action for each state and bound its expected regret; see `certify_all`."""
+    (verdict,) = certify_all(
+        effects,
+        [single_query(query)],
+        calibration,
+        discount=discount,
+        horizon=horizon,
+        confidence=confidence,
+        action_names=action_names,
+        continuation=continuation,
+        observations=observations,
+        groups=groups,
+        shift=shift,
+    )
+    return verdict
 
-    The radius bounds the errors of all contrasts (`Calibration.radius`), and the gap is the lead of
-    the chosen action over the second best. The best action is then at most max(0, radius − gap)
-    better than the chosen one. A reward that is not linear in the features adds 2·m_H·ε_r to the
-    radius; see `cqm.bounds.reward_projection_error`.
+
+def certify_all(
+    effects: np.ndarray,
+    queries: QueryLike,
+    calibration: Calibration,
+    *,
+    discount: float,
+    horizon: int,
+    confidence: float = 0.95,
+    action_names: Sequence[str] | None = None,
+    continuation: str = "the continuation of the data",
+    observations: np.ndarray | None = None,
+    groups: Groups | None = None,
+    shift: Shift = "warn",
+) -> tuple[Verdict, ...]:
+    """Verdicts on several queries; their bounds on the regret and their intervals hold at once.
+
+    The regret of a chosen action is at most its one-sided error minus its lead over the second best
+    action, and `cqm.certificates` bounds these errors. A reward that is not linear in the features
+    adds 2·m_H·ε_r to the error; see `cqm.bounds.reward_projection_error`.
 
     Args:
         effects: Predicted effects `[n, actions, features]`, or `[actions, features]` for one state.
-        query: The reward, or its weights `[features]`.
+        queries: The rewards, or their weights `[queries, features]`.
         calibration: The model's errors on held-out states.
         discount: Discount factor of the outcomes.
         horizon: Horizon of the outcomes.
-        confidence: Probability that all contrasts of a state are within the radius.
+        confidence: Probability that the bounds hold, over states; of the states that are marked
+            certain, at most a share of 1 − confidence is wrong.
         action_names: Names of the actions; their indices by default.
         continuation: What follows the first action, in words.
+        observations: `[n, observations]`, or `[observations]` for one state; needed if the
+            calibration knows those of its states.
+        groups: Group of each state, one label per state or a function of the observations; the
+            guarantees then hold in each group separately. The calibration must have groups too.
+        shift: What to do if the states, taken together, do not look like the calibration states:
+            `warn`, `abstain` (warn, and mark no state certain) or `ignore`.
     """
-    query, effects = single_query(query), _checked_effects("effects", effects)
+    asked, effects = several_queries(queries), _checked_effects("effects", effects)
     effects = effects.reshape(-1, *effects.shape[-2:])
     instance("calibration", calibration, Calibration, "a Calibration, from decisions.calibrate")
     text("continuation", continuation)
-    advantages = advantage(effects, query)
-    chosen = best(advantages)
-    ordered = -np.sort(-advantages, axis=1)
-    gap = ordered[:, 0] - ordered[:, 1]
-    error = 0.0 if query.error is None else query.error.supremum
-    radius = query_radius(query, calibration, discount, horizon, confidence)
+    choice("shift", shift, get_args(Shift))
+    num = len(effects)
+    weights = np.stack([query.weights for query in asked])
+    values = np.swapaxes(advantage(effects, weights), 0, 1)  # [queries, n, actions]
+    slack = np.array([_projection(query, discount, horizon) for query in asked])
+    inputs = _inputs(calibration, observations, num)
+    labels = None if groups is None else group_labels(groups, num, observations)
+    found = [
+        (group, rows, calibration.limits(weights, confidence, slack=slack, group=group))
+        for group, rows in _by_group(labels, num)
+    ]
+    unlike, shifted = _compared(calibration, inputs, num, shift)
     delta = calibration.effect_error(confidence)
     general: dict[str, Any] = {"discount": discount, "horizon": horizon}
-    norm = float(np.linalg.norm(query.weights))
-    return Verdict(
-        advantages=advantages,
-        action=chosen,
-        gap=gap,
-        radius=radius,
-        regret_bound=np.maximum(0.0, radius - gap),
-        combined_bound=float(bounds.combined_regret(norm, delta, error, **general)),
-        paper_bound=float(bounds.combined_regret(norm, delta, error, **general, form="paper")),
-        separable=gap > radius,
-        confidence=confidence,
-        calibration_states=len(calibration.residuals),
-        action_names=checked_action_names(action_names, effects.shape[-2]),
-        query=str(query),
-        meaning=meaning_of_best(discount, horizon, continuation),
-        projected=query.error is not None,
+    verdicts = []
+    for i, query in enumerate(asked):
+        ordered = -np.sort(-values[i], axis=1)
+        gap = ordered[:, 0] - ordered[:, 1]
+        typical, regret, radius = np.zeros((3, num))
+        certain = np.zeros(num, bool)
+        for _, rows, limits in found:
+            own = limits[i]
+            scale = own.scale(values[i, rows], None if inputs is None else inputs[rows])
+            typical[rows], radius[rows] = own.typical * scale, own.widest * scale + slack[i]
+            regret[rows] = np.maximum(0.0, own.one_sided * scale + slack[i] - gap[rows])
+            certain[rows] = own.certain(gap[rows] - slack[i], scale)
+        error = 0.0 if query.error is None else query.error.supremum
+        norm = float(np.linalg.norm(query.weights))
+        verdicts.append(
+            Verdict(
+                advantages=values[i],
+                action=best(values[i]),
+                gap=gap,
+                radius=radius,
+                typical_error=typical,
+                regret_bound=regret,
+                combined_bound=float(bounds.combined_regret(norm, delta, error, **general)),
+                paper_bound=float(
+                    bounds.combined_regret(norm, delta, error, **general, form="paper")
+                ),
+                separable=certain & ~unlike & (not (shifted and shift == "abstain")),
+                unlike=unlike,
+                shifted=shifted,
+                confidence=confidence,
+                calibration_states=len(calibration.residuals),
+                limits={group: limits[i] for group, _, limits in found},
+                action_names=checked_action_names(action_names, effects.shape[-2]),
+                query=str(query),
+                meaning=meaning_of_best(discount, horizon, continuation),
+                projected=query.error is not None,
+                num_queries=len(asked),
+            )
+        )
+    return tuple(verdicts)
+
+
+def _projection(query: Query, discount: float, horizon: int) -> float:
+    """How far contrasts of a query may be from those of the reward that it approximates."""
+    error = 0.0 if query.error is None else query.error.supremum
+    return float(bounds.reward_projection_error(error, discount, horizon))
+
+
+def _inputs(
+    calibration: Calibration, observations: np.ndarray | None, num: int
+) -> np.ndarray | None:
+    """Inputs of the states asked about, `[n, inputs]`; None if the calibration has none."""
+    if calibration.states is None:
+        return None
+    if observations is None:
+        raise ValueError(
+            "the calibration knows the observations of its states, so certificates need those of "
+            "the states asked about; pass observations="
+        )
+    inputs = calibration.states.coordinates(np.atleast_2d(observations))
+    if len(inputs) != num:
+        raise ValueError(f"observations must be those of {num} states; got {len(inputs)}")
+    return inputs
+
+
+def _by_group(labels: np.ndarray | None, num: int) -> list[tuple[str | None, np.ndarray]]:
+    """The groups, and which states are in each, `[n]`; one of all states without labels."""
+    if labels is None:
+        return [(None, np.ones(num, bool))]
+    return [(group, labels == group) for group in sorted(set(labels.tolist()))]
+
+
+def _compared(
+    calibration: Calibration, inputs: np.ndarray | None, num: int, shift: Shift
+) -> tuple[np.ndarray, bool]:
+    """Which states are unlike the calibration states, `[n]`, and whether they are as a whole."""
+    if calibration.states is None or inputs is None:
+        return np.zeros(num, bool), False
+    unlike = calibration.states.unlike(inputs)
+    if shift == "ignore" or not calibration.states.shifted(inputs):
+        return unlike, False
+    warnings.warn(
+        f"the {len(inputs)} states do not look like the {len(calibration.residuals)} calibration "
+        "states, so the guarantees may not hold for them; calibrate on states like those that you "
+        "ask about",
+        ShiftWarning,
+        stacklevel=4,
     )
-
-
-def meaning_of_best(discount: float, horizon: int, continuation: str) -> str:
-    """What "best" means, in one sentence."""
-    if horizon == 1:
-        return "The best action is the one with the highest expected reward in a single step."
-    return (
-        f"The best action is the one that, taken first and followed by {continuation}, gives the "
-        f"highest expected sum of rewards over {horizon} steps (discount {discount:g})."
-    )
-
-
-def calibrate(predicted: np.ndarray, draws: np.ndarray) -> Calibration:
-    """Calibrate for guarantees: `Calibration.from_draws` with at least 16 draws per state."""
-    predicted, draws = _checked_draws(predicted, draws)
-    if draws.shape[1] < 16:
-        raise ValueError(
-            "calibration needs at least 16 draws per state, so that their mean is close to the "
-            f"expected effect; got {draws.shape[1]}; collect with draws=16 or more"
-        )
-    return Calibration.from_draws(predicted, draws)
-
-
-def _checked_draws(predicted: np.ndarray, draws: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Predicted effects and draws that fit together."""
-    predicted = real_numbers("predicted", predicted, ("n", "actions", "features"), finite=True)
-    draws = real_numbers("draws", draws, ("n", "draws", "actions", "features"), finite=True)
-    num, _, num_actions, size = draws.shape
-    if predicted.shape != (num, num_actions, size) or num == 0 or num_actions < 2:
-        raise ValueError(
-            "predicted effects [n, actions, features] and draws [n, draws, actions, features] "
-            "must be of the same states, at least 1, and actions, at least 2; got shapes "
-            f"{list(predicted.shape)} and {list(draws.shape)}"
-        )
-    return predicted, draws
-
-
-def _of_features(weights: np.ndarray, num: int) -> np.ndarray:
-    """Weights `[..., features]` that fit a calibration."""
-    weights = real_numbers("weights", weights, ("...", "features"), finite=True)
-    if weights.shape[-1] != num:
-        raise ValueError(
-            f"weights must be [..., {num}], one per feature; got shape {list(weights.shape)}"
-        )
-    return weights
-
-
-def _conformal(scores: np.ndarray, confidence: float) -> float:
-    """The smallest bound that a new, exchangeable score respects with the given probability."""
-    confidence = number("confidence", confidence, above=0, below=1)
-    needed = math.ceil((len(scores) + 1) * confidence)
-    if needed > len(scores):
-        raise ValueError(
-            f"a confidence of {confidence} needs at least "
-            f"{math.ceil(confidence / (1 - confidence) - 1e-9)} calibration states; "
-            f"got {len(scores)}"
-        )
-    return float(np.sort(scores)[needed - 1])
+    return unlike, True

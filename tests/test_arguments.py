@@ -233,8 +233,8 @@ def test_plain_weights_can_be_certified():
     plain = decisions.certify(EFFECTS, np.array([1.0, 2.0]), calibration, **general)
     query = decisions.certify(EFFECTS, cqm.Query([1.0, 2.0]), calibration, **general)
     np.testing.assert_array_equal(plain.action, query.action)
-    assert plain.radius == query.radius
-    with pytest.raises(ValueError, match="bounds hold for one query at a time; got 2 of them"):
+    np.testing.assert_array_equal(plain.radius, query.radius)
+    with pytest.raises(ValueError, match="expected one query; got 2 of them; ask one by one"):
         decisions.certify(EFFECTS, np.ones((2, 2)), calibration, **general)
 
 

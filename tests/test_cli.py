@@ -515,7 +515,7 @@ def test_fit_then_query(tmp_path, capsys):
     assert main([*asked, str(tmp_path / "states.npy")]) == 0
     printed = capsys.readouterr().out
     assert printed.count("left > none > right") == 2
-    assert "behind the best" in printed
+    assert "typical error" in printed
     np.save(tmp_path / "states.npy", observations[:, :3])
     assert main([*asked, str(tmp_path / "states.npy")]) == 2
     assert "must contain observations [states, 5]" in capsys.readouterr().err
@@ -570,6 +570,21 @@ def test_a_reward_that_is_not_linear_is_integrated_on_request(tmp_path, capsys):
     assert "--branches needs a model fitted from branches" in capsys.readouterr().err
 
 
+def test_fit_sets_branches_aside_for_calibration(tmp_path, capsys):
+    train = str(tmp_path / "train")
+    assert (
+        main(["collect", "cartpole-swingup", "--horizon", "3", "--states", "200", "--out", train])
+        == 0
+    )
+    fit = ["fit", train, "--out", str(tmp_path / "model"), "--candidates", "constant"]
+    assert main([*fit, "--calibration", "0.2"]) == 0
+    assert "on 40 held-out states with 16 draws each" in capsys.readouterr().out
+    model = cqm.load_model(tmp_path / "model")
+    assert model.num_examples_ == 160
+    assert main([*fit, "--calibration", "0.01"]) == 2
+    assert "set aside at least 19 of the 200 families" in capsys.readouterr().err
+
+
 @pytest.mark.filterwarnings("once:the query uses features that")
 def test_the_answers_of_a_calibrated_model_are_labelled(tmp_path, capsys):
     world = cqm.load_world("cartpole-swingup", action_names=("left", "none", "right"))
@@ -585,7 +600,7 @@ def test_the_answers_of_a_calibrated_model_are_labelled(tmp_path, capsys):
     assert "cart_position (" in warning
     title, header, *rows, trust, meaning = printed.out.splitlines()
     assert title == "Best first action for -cart_position (linear in the features)"
-    columns = ["state", "best", "ranking", "advantages", "behind the best", "answer"]
+    columns = ["state", "best", "ranking", "advantages", "typical error", "answer"]
     assert re.split(r"  +", header) == [*columns, "regret at most"]
     assert [set(re.split(r"  +", row)[2].split(" > ")) for row in rows] == [
         {"left", "none", "right"}
@@ -606,6 +621,7 @@ def test_the_answers_of_a_calibrated_model_are_labelled(tmp_path, capsys):
         assert row["best"] == state["best"]
         assert float(row["regret_bound"]) == state["regret_bound"]
         assert row["separable"] == str(state["separable"])
+        assert row["answer"] == state["answer"]
         order = [answer["actions"][action] for action in state["ranking"]]
         assert row["ranking"] == " > ".join(order)
         assert [float(row[f"advantage.{name}"]) for name in order] == state["advantages"]

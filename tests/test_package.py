@@ -139,7 +139,7 @@ USER_TYPES = {
     "query": "cqm.queries.Query",
     "actions": ARRAY,
     "rankings": ARRAY,
-    "verdict": "cqm.decisions.Verdict",
+    "verdict": "cqm.verdicts.Verdict",
     "summary": "str",
     "from_logs": "cqm.models.residual.ResidualModel",
     "loaded": "cqm.models.estimator.Estimator",

@@ -19,12 +19,12 @@ from cqm.names import shortened
 from cqm.progress import say
 
 if TYPE_CHECKING:
-    from cqm.decisions import Verdict
     from cqm.logs.dataset import Logs
     from cqm.models.answers import RewardAnswer
     from cqm.models.estimator import Estimator
     from cqm.models.projections import LogVerdict
     from cqm.queries import Query
+    from cqm.verdicts import Verdict
     from cqm.worlds.contract import World
 
 
@@ -47,8 +47,9 @@ class Fit:
     """Directory for the model."""
     estimator: Literal["branched", "residual", "hindsight"] = "branched"
     """How to learn: from branches, or from logs by residual regression or hindsight."""
-    calibration: Annotated[Path | None, default("none")] = None
-    """Directory of held-out branches with at least 16 draws per state, to calibrate the model."""
+    calibration: Annotated[float | Path | None, default("none")] = None
+    """Share of the branches to set aside for calibration, such as 0.1 (they are drawn again if
+    they have fewer than 16 draws), or a directory of held-out branches with at least 16 draws."""
     paper: bool = False
     """Fit the paper's model: raw input, rank 8, width 128, 4,000 updates."""
     candidates: Annotated[tuple[Candidate, ...], default("all")] = ()
@@ -72,7 +73,7 @@ class Fit:
         from_logs = self.estimator != "branched" or (self.directory / "logs.json").exists()
         with says_what_is_kept(self._kept):
             model = self._fit_logs() if from_logs else self._fit_branches()
-        if self.calibration is not None:
+        if isinstance(self.calibration, Path):
             say(f"Calibrating with {self.calibration}")
             model.calibrate(Branches.open(self.calibration))
         model.save(self.out)
@@ -81,7 +82,7 @@ class Fit:
 
     def _check_calibration(self, data: Branches | Logs) -> None:
         """Refuse calibration branches that share states with the data, before a long training."""
-        if self.calibration is not None:
+        if isinstance(self.calibration, Path):
             from cqm.models.provenance import Provenance
 
             held_out = Provenance.of(Branches.open(self.calibration))
@@ -110,7 +111,25 @@ class Fit:
         model.set_params(**{name: getattr(self, name) for name in fixed})
         branches = Branches.open(self.directory)
         self._check_calibration(branches)
-        return model.fit(branches, directory=self.out, show_progress=True)
+        options: dict[str, Any] = {}
+        if isinstance(self.calibration, float):
+            options = {"calibration": self.calibration, "world": self._world(branches)}
+        return model.fit(branches, directory=self.out, show_progress=True, **options)
+
+    def _world(self, branches: Branches) -> World | None:
+        """The world to draw the branches set aside again; None if they have enough draws."""
+        from cqm.calibration import FEWEST_DRAWS
+        from cqm.worlds import reload_world
+
+        if branches.recipe.draws >= FEWEST_DRAWS:
+            return None
+        try:
+            return reload_world(branches.world)
+        except ValueError as error:
+            raise ValueError(
+                f"{error}; to calibrate without the world, pass the directory of held-out branches "
+                f"with at least {FEWEST_DRAWS} draws as --calibration"
+            ) from error
 
     def _fit_logs(self) -> Estimator:
         from cqm.logs.dataset import Logs
@@ -126,6 +145,11 @@ class Fit:
             raise ValueError(
                 f"--paper fits the paper's model to branches, but --estimator {self.estimator} "
                 "learns from logs; leave out one of the two"
+            )
+        if isinstance(self.calibration, float):
+            raise ValueError(
+                "logs cannot calibrate a model; pass a directory of held-out branches as "
+                f"--calibration; got {self.calibration}"
             )
         for name in ("candidates", "budget", "validation"):
             if getattr(self, name) != getattr(Fit, name):
@@ -200,11 +224,11 @@ class Ask:
             refuse_existing(self.out, self.overwrite)
             if isinstance(self.states, Path) and self.out.resolve() == self.states.resolve():
                 raise ValueError(f"--out and --states must be different files; got {self.out}")
-        from cqm.decisions import meaning_of_best
         from cqm.logs.dataset import Logs
         from cqm.models.effect import EffectModel
         from cqm.models.residual import ResidualModel
         from cqm.queries import Query
+        from cqm.verdicts import meaning_of_best
         from cqm.worlds import reload_world
 
         (source, logs), world = self._source(), None

@@ -13,8 +13,8 @@ import numpy as np
 from cqm import storage
 
 if TYPE_CHECKING:
-    from cqm.decisions import Verdict
     from cqm.models.projections import LogVerdict
+    from cqm.verdicts import Verdict
 
 
 def answers_by_state(
@@ -30,12 +30,14 @@ def answers_by_state(
         answers.append(answer)
     if verdict is None:
         return answers
-    known = zip(answers, verdict.behind, verdict.separable, verdict.regret_bound, strict=True)
-    for answer, behind, separable, regret in known:
+    columns = (verdict.behind, verdict.separable, verdict.answers, verdict.regret_bound)
+    for answer, behind, separable, words, regret in zip(answers, *columns, strict=True):
         answer["behind"] = behind[answer["ranking"][1:]].tolist()
         answer["separable"] = bool(separable)
-        answer["answer"] = verdict.settled if separable else "cannot tell"
+        answer["answer"] = words
         answer["regret_bound"] = float(regret)
+    for answer, typical in zip(answers, getattr(verdict, "typical_error", ()), strict=False):
+        answer["typical_error"] = float(typical)
     return answers
 
 
@@ -47,10 +49,14 @@ def answer_row(answer: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
         "ranking": " > ".join(names[action] for action in answer["ranking"]),
         "advantages": " ".join(f"{value:+.3g}" for value in answer["advantages"]),
     }
-    if "behind" in answer:
+    if "typical_error" in answer:  # a certificate; without, intervals say what is clear
+        row["typical error"] = f"{answer['typical_error']:.3g}"
+    elif "behind" in answer:
         row["behind the best"] = " ".join(f"[{a:.3g}, {b:.3g}]" for a, b in answer["behind"])
+    if "behind" in answer:
+        unknown = answer["answer"] == "unlike calibration"
         row["answer"] = answer["answer"]
-        row["regret at most"] = f"{answer['regret_bound']:.3g}"
+        row["regret at most"] = "unknown" if unknown else f"{answer['regret_bound']:.3g}"
     return row
 
 
@@ -69,7 +75,7 @@ def write_ranking(
     title = ["state", *([] if id_title is None else [id_title]), "best", "ranking"]
     title += [f"advantage.{name}" for name in names]
     if bounded:
-        title += ["separable", "regret_bound"]
+        title += ["answer", "separable", "regret_bound"]
         title += [f"behind_{end}.{name}" for name in names for end in ("low", "high")]
     writer.writerow(title)
     for answer in answers:
@@ -80,7 +86,7 @@ def write_ranking(
         row += [advantages[action] for action in range(len(names))]
         if bounded:
             behind = {order[0]: ["", ""], **dict(zip(order[1:], answer["behind"], strict=True))}
-            row += [answer["separable"], answer["regret_bound"]]
+            row += [answer["answer"], answer["separable"], answer["regret_bound"]]
             row += [limit for action in range(len(names)) for limit in behind[action]]
         writer.writerow(row)
     storage.write_pieces(path, [text.getvalue().encode()])

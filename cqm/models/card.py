@@ -55,7 +55,7 @@ def write_card(model: Estimator, *, timed: bool = True) -> str:
             "action followed by the continuation above; not for other states or policies",
             "a reward that is not linear in the features is approximated, which adds to the error",
             "guarantees need calibration; they hold with the chosen confidence over states like "
-            "the calibration states, not for each state separately",
+            "the calibration states, not for each state separately; `certify` warns of others",
         ],
         "Versions": [", ".join(f"{name} {number}" for name, number in model.versions_.items())],
     }

@@ -15,6 +15,8 @@ from numpy.typing import ArrayLike
 from cqm import decisions
 from cqm.arguments import choice, function, instance, number, shown, texts, whole_number
 from cqm.branches.dataset import Branches, as_branches
+from cqm.branches.redraw import redraw
+from cqm.calibration import FEWEST_DRAWS, Calibration, Groups
 from cqm.measures import SampledMeasure
 from cqm.models.answers import RewardAnswer, best_answer
 from cqm.models.box import BoxDecision, best_controls
@@ -47,7 +49,9 @@ from cqm.observations import as_observations
 from cqm.queries import Query, QueryLike, RewardFn
 from cqm.quotient import ComparisonGraph, Reference, as_reference, center
 from cqm.worlds.actions import checked_actions
+from cqm.worlds.contract import World
 
+FEWEST_SCORES = 19  # calibration states that a confidence of 95% needs
 _POOR = 1.25  # a transition whose error is higher than the lowest by this factor is poor
 _GOOD = 0.01  # unless its error is below this, in units of the effects' size
 _CLAIM = 0.95  # confidence with which a control is said to be better than the menu
@@ -111,6 +115,7 @@ class EffectModel(Estimator):
     updates_: dict[str, list[int]]  # updates of every cycle, by candidate
     box_: np.ndarray | None = None  # [2, controls], bounds of the controls; None with a menu only
     rule_: np.ndarray | None = None  # [points, controls], codes of controls that stand for the box
+    calibrated_on_: str = "menu"  # or box, if the calibration branches tried random controls
     held_out_: HeldOut | None = None  # families that show how to answer a reward
     _choices: dict[Any, RewardAnswer]  # answers to earlier queries
 
@@ -172,6 +177,8 @@ class EffectModel(Estimator):
         self,
         branches: Branches | str | Path,
         *,
+        calibration: float | None = None,
+        world: World | None = None,
         directory: str | Path | None = None,
         show_progress: bool | None = None,
     ) -> Self:
@@ -179,11 +186,22 @@ class EffectModel(Estimator):
 
         Args:
             branches: The families to learn from, or their directory.
+            calibration: Share of the families to set aside. The model does not learn from them, and
+                is calibrated with them, so that it gives certificates at once.
+            world: The world that the branches were collected from, to give the families that are
+                set aside 16 draws. Not needed if they have as many.
             directory: Where to keep checkpoints; an interrupted fit resumes from them. None are
                 written with a budget, because a resumed fit would plan other updates.
             show_progress: See `cqm.progress.progress`.
         """
-        return self._fit(branches, directory, show_progress)
+        if calibration is None:
+            if world is not None:
+                raise ValueError("world is only needed for calibration; pass calibration=0.1, say")
+            return self._fit(branches, directory, show_progress)
+        given = Branches.open(branches) if isinstance(branches, str | Path) else branches
+        given = instance("branches", given, Branches, "Branches or their directory")
+        learned, held_out = set_aside(given, calibration, world, show_progress)
+        return self._fit(learned, directory, show_progress).calibrate(held_out)
 
     def _learn(self, branches: Branches, options: Mapping[str, Any]) -> Predictor:
         if len(branches) == 0:
@@ -388,6 +406,29 @@ class EffectModel(Estimator):
         states = self._states(observations)
         effects = self._fitted()(np.atleast_2d(states), self._codes(None, states)).mean(axis=0)
         return effects if states.ndim == 2 else effects[0]
+
+    def calibrate(self, branches: Branches, *, groups: Groups | None = None) -> Self:
+        """Measure the model's errors on held-out branches with at least 16 draws.
+
+        Args:
+            branches: Held-out branches. Those of the candidate actions are needed for `certify` and
+                intervals, those of controls from the box for the claims of `act(over="box")`.
+            groups: Group of each family, or a function that maps observations to groups; see
+                `certify`.
+        """
+        branches = as_branches("branches", branches)
+        super().calibrate(branches, groups=groups)
+        self.calibrated_on_ = branches.recipe.actions
+        return self
+
+    def _calibrated(self) -> Calibration:
+        calibration = super()._calibrated()
+        if self.calibrated_on_ == "box":
+            raise ValueError(
+                "the model was calibrated with random controls from the box; for certificates of "
+                "its candidate actions, calibrate it with branches collected with actions='menu'"
+            )
+        return calibration
 
     def _effects_of(self, branches: Branches) -> np.ndarray:
         """Predicted effects of the controls that each family tried, or of the candidate actions."""
@@ -684,7 +725,10 @@ class EffectModel(Estimator):
             for row in self.comparison_
         ]
         entries = {"comparison": rows, "updates": self.updates_}
-        return entries if self.box_ is None else {**entries, "box": self.box_.tolist()}
+        if self.box_ is None:
+            return entries
+        box = self.box_.tolist()
+        return {**entries, "box": box, "calibrated_on": self.calibrated_on_}
 
     def _restore_extras(self, config: Mapping[str, Any], arrays: dict[str, np.ndarray]) -> None:
         def known(value: float | None) -> float:
@@ -703,6 +747,7 @@ class EffectModel(Estimator):
         self.updates_ = config.get("updates", {})
         self.rule_ = arrays.get("rule")
         self.box_ = np.array(config["box"], float) if config.get("box") else None
+        self.calibrated_on_ = config.get("calibrated_on", "menu")
         if (self.box_ is None) != (self.rule_ is None):
             raise ValueError("a model of controls needs both a box and a rule")
         aside = arrays_under(TRANSITION, arrays)
@@ -766,3 +811,26 @@ class EffectModel(Estimator):
 def _side_by_side(asked: np.ndarray, base: np.ndarray) -> np.ndarray:
     """Codes of the controls asked about, followed by those of the reference, for every state."""
     return np.concatenate([asked, np.broadcast_to(base, (*asked.shape[:-2], *base.shape))], axis=-2)
+
+
+def set_aside(
+    branches: Branches, share: float, world: World | None, show_progress: bool | None = None
+) -> tuple[Branches, Branches]:
+    """Families to learn from, and the last ones with enough draws to calibrate with."""
+    share = number("calibration", share, above=0, below=1)
+    num = round(share * len(branches))
+    if not FEWEST_SCORES <= num < len(branches):
+        raise ValueError(
+            f"calibration must set aside at least {FEWEST_SCORES} of the {len(branches)} families "
+            f"and leave some to learn from; got {share}, which is {num}"
+        )
+    learned, held_out = branches[: len(branches) - num], branches[len(branches) - num :]
+    if world is not None:
+        return learned, redraw(held_out, world, draws=FEWEST_DRAWS, show_progress=show_progress)
+    if branches.recipe.draws < FEWEST_DRAWS:
+        raise ValueError(
+            f"calibration needs at least {FEWEST_DRAWS} draws per state; the branches have "
+            f"{branches.recipe.draws}; pass world= to draw the families set aside again"
+        )
+    held_out.require_all_arms()
+    return learned, held_out

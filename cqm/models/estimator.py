@@ -34,6 +34,7 @@ from cqm.arguments import (
 )
 from cqm.branches.dataset import Branches, as_branches
 from cqm.branches.recipe import Recipe
+from cqm.calibration import Groups, group_labels
 from cqm.columns import Column, check_columns
 from cqm.display import html_facts, text_facts
 from cqm.logs.dataset import Logs
@@ -49,7 +50,8 @@ from cqm.models.files import (
 )
 from cqm.models.network import num_members
 from cqm.models.parameters import Parameters, json_values, read_params
-from cqm.models.predictors import Predictor, restore_predictor
+from cqm.models.predictors import Predictor, StackedPredictor, restore_predictor
+from cqm.models.preprocessing import Coordinates, input_coordinates
 from cqm.models.provenance import Provenance
 from cqm.models.training import (
     Source,
@@ -65,6 +67,8 @@ from cqm.progress import say
 from cqm.queries import Query, QueryLike
 from cqm.quotient import Reference, as_reference, center, contrast
 from cqm.regression import one_thread
+from cqm.shift import KnownStates
+from cqm.verdicts import Verdict
 
 Network = TypeVar("Network", bound=eqx.Module)
 
@@ -297,8 +301,14 @@ class Estimator(Parameters, abc.ABC):
 
     # Calibration.
 
-    def calibrate(self, branches: Branches) -> Self:
-        """Measure the model's errors on held-out branches with at least 16 draws, for `certify`."""
+    def calibrate(self, branches: Branches, *, groups: Groups | None = None) -> Self:
+        """Measure the model's errors on held-out branches, for `certify`.
+
+        Args:
+            branches: Branches with at least 16 draws, or their directory.
+            groups: Group of each family, one label per family or a function of the observations
+                `[n, observations]`, so that `certify` can give guarantees for each group.
+        """
         self._fitted()
         branches = as_branches("branches", branches)
         if changes := storage.differences(self.world_, branches.world):
@@ -321,27 +331,96 @@ class Estimator(Parameters, abc.ABC):
             "calibration branches",
             independent=self.learns_from is Branches,
         )
-        predicted = self._effects_of(branches)
-        self.calibration_ = decisions.calibrate(predicted, branches.effects())
+        observations = branches.observations
+        labels = None if groups is None else group_labels(groups, len(branches), observations)
+        coordinates = self._coordinates(observations)
+        self.calibration_ = decisions.calibrate(
+            self._effects_of(branches),
+            branches.effects(),
+            states=KnownStates.of(observations, coordinates.shift, coordinates.matrix),
+            groups=labels,
+        )
         return self
 
+    def _coordinates(self, observations: np.ndarray) -> Coordinates:
+        """The coordinates in which the model sees a state; whitened if it sees raw ones."""
+        predictor = self._fitted()
+        parts = predictor.parts if isinstance(predictor, StackedPredictor) else (predictor,)
+        for part in parts:
+            inputs = getattr(part, "inputs", None)
+            if inputs is not None and not np.array_equal(inputs.matrix, np.eye(len(inputs.shift))):
+                return inputs
+        return input_coordinates("whiten", observations, None)
+
     def certify(
-        self, observations: ArrayLike, query: Query | np.ndarray, *, confidence: float = 0.95
-    ) -> decisions.Verdict:
-        """Choose actions and bound their expected regret; see `cqm.decisions`."""
-        calibration, query = self._calibrated(), decisions.single_query(query)
-        verdict = decisions.certify(
-            self.effect(observations),
-            query,
+        self,
+        observations: ArrayLike,
+        query: Query | np.ndarray,
+        *,
+        confidence: float = 0.95,
+        groups: Groups | None = None,
+        shift: decisions.Shift = "warn",
+    ) -> Verdict:
+        """Choose actions and bound their expected regret; see `cqm.certificates`.
+
+        Args:
+            observations: `[n, observations]`, or `[observations]` for one state.
+            query: The reward.
+            confidence: Probability that the bounds hold, over states; of the states that are marked
+                certain, at most a share of 1 − confidence is wrong.
+            groups: Group of each state, given as for `calibrate`; the guarantees then hold in each
+                group separately.
+            shift: What to do if the states, taken together, do not look like the calibration
+                states: `warn`, `abstain` (warn, and mark no state certain) or `ignore`. Single
+                states that are unlike any calibration state are never certain.
+        """
+        self._calibrated()
+        query = decisions.single_query(query)
+        (verdict,) = self._verdicts(observations, [query], confidence, groups, shift)
+        return verdict
+
+    def certify_all(
+        self,
+        observations: ArrayLike,
+        queries: QueryLike,
+        *,
+        confidence: float = 0.95,
+        groups: Groups | None = None,
+        shift: decisions.Shift = "warn",
+    ) -> tuple[Verdict, ...]:
+        """Verdicts on several queries, whose guarantees hold at once.
+
+        With the given confidence over states, the bounds of all queries hold in a state together.
+        The share of wrong answers among the certain ones is limited for every query. The more
+        queries, the wider the bounds; `certify` has the options.
+        """
+        return self._verdicts(observations, queries, confidence, groups, shift)
+
+    def _verdicts(
+        self,
+        observations: ArrayLike,
+        queries: QueryLike,
+        confidence: float,
+        groups: Groups | None,
+        shift: decisions.Shift,
+    ) -> tuple[Verdict, ...]:
+        calibration = self._calibrated()
+        states = as_observations(observations, self.observation_names, self.columns_)
+        verdicts = decisions.certify_all(
+            self.effect(states),
+            queries,
             calibration,
             discount=self.recipe_.discount,
             horizon=self.recipe_.horizon,
             confidence=confidence,
             action_names=self.action_names_,
             continuation=self.recipe_.continuation.describe(self.action_names_),
+            observations=np.atleast_2d(states),
+            groups=groups,
+            shift=shift,
         )
-        self._warn_of_unlearned_features(query)
-        return verdict
+        self._warn_of_unlearned_features(queries, stacklevel=4)
+        return verdicts
 
     def effect_interval(
         self,
@@ -351,23 +430,34 @@ class Estimator(Parameters, abc.ABC):
         action: Action,
         baseline: Action,
         confidence: float = 0.95,
+        groups: Groups | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
         """Lower and upper limits of a query's contrast between two actions, `[n]` each.
 
-        The intervals are simultaneous: with the given confidence over states, the intervals for
-        all pairs of actions in a state hold together.
+        The intervals are simultaneous: with the given confidence over states (of each group, if
+        there are groups), the intervals for all pairs of actions in a state hold together.
         """
         calibration, query = self._calibrated(), decisions.single_query(query)
         if action is None or baseline is None:
             raise ValueError("a contrast needs both action and baseline; got None")
-        effects = self.effect(observations, action=action, baseline=baseline)
-        effects = decisions.project(effects, query)
-        radius = decisions.query_radius(
-            query, calibration, self.recipe_.discount, self.recipe_.horizon, confidence
+        states = as_observations(observations, self.observation_names, self.columns_)
+        values = np.atleast_2d(decisions.advantage(self.effect(states), query))
+        radius = decisions.contrast_radius(
+            values,
+            query,
+            calibration,
+            discount=self.recipe_.discount,
+            horizon=self.recipe_.horizon,
+            confidence=confidence,
+            observations=np.atleast_2d(states),
+            groups=groups,
         )
-        return effects - radius, effects + radius
+        pair = [action_indices(one, self.action_names_) for one in (action, baseline)]
+        leads = contrast(values[..., None], action=pair[0], baseline=pair[1])[..., 0]
+        low, high = leads - radius, leads + radius
+        return (low, high) if states.ndim == 2 else (low[0], high[0])
 
-    def _warn_of_unlearned_features(self, query: QueryLike) -> None:
+    def _warn_of_unlearned_features(self, query: QueryLike, *, stacklevel: int = 3) -> None:
         """Name the features in the query that the model has not learned, by its calibration."""
         # The features of a world with a nuisance are mixtures, which have no error of their own.
         if self.calibration_ is None or self.world_.get("nuisance"):
@@ -381,7 +471,7 @@ class Estimator(Parameters, abc.ABC):
             warnings.warn(
                 f"the query uses features that the model has learned poorly: {names}; an excess "
                 "error of 0 is perfect, 1 is no better than predicting no effect",
-                stacklevel=3,
+                stacklevel=stacklevel,
             )
 
     def _calibrated(self) -> decisions.Calibration:
@@ -426,6 +516,9 @@ class Estimator(Parameters, abc.ABC):
             "action_names": list(self.action_names_),
             "num_examples": self.num_examples_,
             "versions": self.versions_,
+            "calibration_groups": []
+            if self.calibration_ is None
+            else self.calibration_.group_names,
             **self._extra_entries(),
         }
         metadata = {"kind": f"cqm {self.kind} model"}
@@ -491,7 +584,9 @@ class Estimator(Parameters, abc.ABC):
         model.training_, model.notes_ = config.get("training", {}), config.get("notes", [])
         model.versions_ = config["versions"]
         model.losses_ = arrays.pop("losses", np.empty(0))
-        model.calibration_ = decisions.Calibration.from_arrays(arrays)
+        model.calibration_ = decisions.Calibration.from_arrays(
+            arrays, config.get("calibration_groups", ())
+        )
         model.predictor_ = restore_predictor(arrays)
         model._restore_extras(config, arrays)
         model.provenance_ = Provenance.from_arrays(arrays) or Provenance.from_interval(

@@ -24,7 +24,7 @@ from cqm.storage import DamagedFileError
 MODEL = "model.safetensors"
 CONFIG = "model.json"
 CARD = "README.md"  # the name under which model hubs show it
-SCHEMA = 4  # version 0.1 wrote no schema, which counts as 1; seals since 3, columns since 4
+SCHEMA = 5  # version 0.1 wrote none, which counts as 1; seals since 3, columns since 4
 REPAIR = "save the model again, or restore the file from a copy"
 _UNPACKED_RATIO = 100  # weights hardly shrink in an archive; what shrinks more is no model
 _UNPACKED_BYTES = 2**26  # allowed in any case
@@ -81,6 +81,8 @@ class Description(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     updates: dict[str, list[int]] = {}
     columns: list[ColumnFields] = []
     box: tuple[list[float], list[float]] | None = None
+    calibrated_on: str = "menu"
+    calibration_groups: list[str] = []
 
 
 class EarlierDescription(Description, forbid_unknown_fields=True, kw_only=True):

@@ -82,6 +82,13 @@ _CALIBRATION = {
     "calibration.size": "features",
 }
 _RULE = {"rule": "points controls"}
+_CALIBRATION_VALUES = {"calibration.predicted": "calibrated compared features"}
+_CALIBRATION_STATES = {
+    "calibration.inputs": "calibrated inputs",
+    "calibration.shift": "observations",
+    "calibration.matrix": "observations inputs",
+}
+_CALIBRATION_GROUPS = {"calibration.groups": "calibrated"}
 _PROVENANCE = {"provenance.families": "runs 3", "provenance.observations": "rows"}
 _HELD_OUT = {
     "observations": "kept observations",
@@ -130,7 +137,10 @@ def check_arrays(kind: str, arrays: Mapping[str, np.ndarray], sizes: Mapping[str
             unless the model lets the candidates choose.
     """
     remaining, known = dict(arrays), {**sizes, "later": sizes["horizon"] - 1}
-    for optional in (_LOSSES, _CALIBRATION, _PROVENANCE, _RULE):
+    calibration = dict(_CALIBRATION)
+    for more in (_CALIBRATION_VALUES, _CALIBRATION_STATES, _CALIBRATION_GROUPS):
+        calibration |= more if set(more) & set(arrays) else {}  # since schema 5
+    for optional in (_LOSSES, calibration, _PROVENANCE, _RULE):
         if set(optional) & set(arrays):
             own = {name: remaining.pop(name) for name in optional if name in remaining}
             _check_all(own, optional, known)
@@ -249,6 +259,8 @@ def _check_numbers(name: str, arrays: Mapping[str, np.ndarray], num_actions: int
     whole, least, most = False, -np.inf, np.inf
     if name == "calibration.draws":
         whole, least = True, 2
+    elif name == "calibration.groups":
+        whole, least = True, 0
     elif name in _PROVENANCE or name in ("sizes", "families"):
         whole, least = True, 0 if name == "sizes" else -np.inf
     elif name == "later":

@@ -23,7 +23,6 @@ from numpy.typing import ArrayLike
 
 from cqm import bounds, decisions
 from cqm.arguments import choice, instance, number
-from cqm.decisions import NOTE_WIDTH, SHOWN_STATES, meaning_of_best
 from cqm.display import counted, data_frame, html_table, text_table
 from cqm.logs.dataset import Logs
 from cqm.models.averages import CrossFitted, cross_fitted, overlap_of, robust_scores
@@ -33,6 +32,7 @@ from cqm.observations import as_observations
 from cqm.queries import Query
 from cqm.quotient import center
 from cqm.regression import Table, one_thread, sums_by
+from cqm.verdicts import NOTE_WIDTH, SHOWN_STATES, meaning_of_best
 
 if TYPE_CHECKING:
     from cqm.models.log_estimator import LogEstimator
@@ -177,6 +177,11 @@ class LogVerdict:
     settled: ClassVar[str] = "clear"  # said of a state in which one action is the best
 
     @property
+    def answers(self) -> tuple[str, ...]:
+        """In words, what is known about the best action in each state."""
+        return tuple(np.where(self.separable, self.settled, "cannot tell").tolist())
+
+    @property
     def best(self) -> tuple[str, ...]:
         """The name of the best action in each state."""
         return tuple(self.action_names[action] for action in self.action)
@@ -207,7 +212,7 @@ class LogVerdict:
 
     def rows(self, most: int | None = None) -> list[dict[str, object]]:
         """The decisions as rows of a table; only the first `most` states if given."""
-        order, clear = decisions.rank(self.advantages[:most]), self.separable
+        order, answers = decisions.rank(self.advantages[:most]), self.answers
         rows = []
         for i, (first, second, *_) in enumerate(order):
             low, high = self.behind[i, second]
@@ -218,7 +223,7 @@ class LogVerdict:
                     "second best": self.action_names[second],
                     "lead": f"{self.advantages[i, first] - self.advantages[i, second]:.3g}",
                     f"{100 * self.confidence:g}% interval": f"[{low:.3g}, {high:.3g}]",
-                    "answer": self.settled if clear[i] else "cannot tell",
+                    "answer": answers[i],
                 }
             )
         return rows

@@ -109,7 +109,7 @@ def test_the_best_control_in_the_box_is_found(model):
         _ = decision.claimed
 
 
-def test_calibrated_models_say_where_a_gain_exceeds_their_error(branches):
+def test_calibrated_models_say_where_a_gain_exceeds_their_error(branches, tmp_path):
     model = cqm.EffectModel(candidates="ridge").fit(branches)
     settings = {"states": 40, "horizon": 2, "actions": "box", "arms": 4, "continuation": "box"}
     held_out = cqm.collect(aiming_world(), **settings, warmup=(0, 0), draws=16, seed=9)
@@ -118,6 +118,21 @@ def test_calibrated_models_say_where_a_gain_exceeds_their_error(branches):
     decision = model.act(STATES, query, over="box")
     np.testing.assert_array_equal(decision.claimed, decision.gain > decision.radius)
     assert decision.claimed.mean() > 0.5
+    with pytest.raises(ValueError, match="calibrated with random controls"):
+        model.certify(STATES, query)
+    model.save(tmp_path)
+    with pytest.raises(ValueError, match="calibrated with random controls"):
+        cqm.load_model(tmp_path).certify(STATES, query)
+    menu = {**settings, "actions": "menu", "arms": None}
+    model.calibrate(cqm.collect(aiming_world(), **menu, warmup=(0, 0), draws=16, seed=9))
+    assert len(model.certify(STATES, query, shift="ignore").answers) == 20
+
+
+def test_one_collection_is_enough_to_learn_from_the_box_and_to_calibrate(branches):
+    model = cqm.EffectModel(candidates="ridge")
+    model.fit(branches, calibration=0.1, world=aiming_world())
+    query = cqm.Query.named({"closeness": 1.0}, aiming_world())
+    assert model.act(STATES, query, over="box").claimed.any()
 
 
 def test_the_menu_can_be_changed_without_a_refit(model, network, tmp_path):

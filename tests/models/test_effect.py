@@ -8,6 +8,7 @@ import pytest
 from support.worlds import excess, pendulum_world, pushed_world
 
 import cqm
+import cqm.shift
 from cqm import storage
 from cqm.models.candidates import TRAINING
 from cqm.models.choice import _shuffled
@@ -321,7 +322,7 @@ def test_certificates_hold_on_other_states(unrolled, world, held_out):
         regret = values.max(axis=1) - np.take_along_axis(values, verdict.action[:, None], 1)[:, 0]
         assert np.mean(regret <= verdict.regret_bound + 1e-12) >= 0.85
         assert verdict.separable.mean() > 0.5  # an infinite bound would not separate any
-        assert verdict.radius < verdict.combined_bound <= verdict.paper_bound
+        assert np.median(verdict.radius) < verdict.combined_bound <= verdict.paper_bound
         low, high = unrolled.effect_interval(
             test.observations, query, action=2, baseline=0, confidence=0.9
         )
@@ -408,6 +409,75 @@ def test_calibration_on_training_states_is_refused(direct, world, tmp_path):
             model.calibrate(seen)
     later = cqm.collect(world, states=3020, draws=16, seed=1, **SETTINGS)[3000:]
     assert EffectModel.load(tmp_path).calibrate(later).calibration_.draws == 16
+
+
+@pytest.fixture(scope="module")
+def single():
+    return cqm.collect(pendulum_world(), states=600, seed=4, **SETTINGS)
+
+
+def test_families_that_are_set_aside_calibrate_the_model(single, tmp_path):
+    model = EffectModel(candidates="ridge").fit(single, calibration=0.2, world=pendulum_world())
+    assert (model.num_examples_, model.calibration_.draws) == (480, 16)
+    assert len(model.calibration_.residuals) == 120
+    # It has not learned from them, so they may calibrate it again; from the others it has.
+    many = cqm.collect(pendulum_world(), states=600, draws=16, seed=4, **SETTINGS)
+    again = copy.copy(model).calibrate(many[480:])
+    np.testing.assert_array_equal(again.calibration_.residuals, model.calibration_.residuals)
+    with pytest.raises(ValueError, match="share 1 family of seed 4"):
+        copy.copy(model).calibrate(many[479:])
+    alone = EffectModel(candidates="ridge").fit(many, calibration=0.2)
+    assert len(alone.calibration_.residuals) == 120
+    query = Query.named({"angle": 1.0}, model)
+    model.save(tmp_path)
+    before, after = (
+        own.certify(single.observations[480:], query) for own in (model, EffectModel.load(tmp_path))
+    )
+    np.testing.assert_array_equal(before.separable, after.separable)
+    np.testing.assert_array_equal(before.radius, after.radius)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"calibration": 0.2}, r"the branches have 1; pass world= to draw"),
+        ({"calibration": 0.01}, r"at least 19 of the 600 families .* got 0\.01, which is 6"),
+        ({"calibration": 1.5}, r"calibration must be a number in \(0, 1\); got 1\.5"),
+        ({"world": pendulum_world()}, r"world is only needed for calibration"),
+        ({"calibration": 0.2, "world": "pendulum"}, r"world must be the World that the branches"),
+    ],
+)
+def test_what_cannot_be_set_aside_is_refused_before_training(single, options, message):
+    with pytest.raises(ValueError, match=message):
+        EffectModel(candidates="ridge").fit(single, **options)
+
+
+def test_groups_are_calibrated_asked_about_and_saved(single, tmp_path):
+    world = pendulum_world()
+    model = EffectModel(candidates="ridge").fit(single)
+    held_out = cqm.collect(world, states=200, draws=16, seed=5, **SETTINGS)
+    above = lambda seen: np.where(seen[:, 0] > 0, "above", "below")
+    model.calibrate(held_out, groups=above).save(tmp_path)
+    query, states = Query.named({"angle": 1.0}, model), single.observations[:50]
+    loaded = EffectModel.load(tmp_path)
+    assert loaded.calibration_.group_names == ["above", "below"]
+    found = [own.certify(states, query, groups=above(states)) for own in (model, loaded)]
+    np.testing.assert_array_equal(found[0].radius, found[1].radius)
+    assert set(found[0].limits) == {"above", "below"}
+    low, high = model.effect_interval(states, query, action=1, baseline=0, groups=above)
+    np.testing.assert_allclose((high - low) / 2, found[0].radius)
+    several = model.certify_all(states, [query, Query.named({"speed": 1.0}, model)])
+    assert (several[0].radius >= model.certify(states, query).radius).all()
+
+
+def test_states_from_elsewhere_are_noticed_despite_a_nuisance(direct, held_out, world):
+    model = copy.copy(direct).calibrate(held_out)
+    query = cqm.Query.direction(np.array([1.0, 0.0, 0.0]), world)
+    fresh = cqm.collect(world, states=100, seed=9, **SETTINGS).observations
+    assert not model.certify(fresh, query).shifted
+    wider = fresh.mean(axis=0) + 2 * (fresh - fresh.mean(axis=0))
+    with pytest.warns(cqm.shift.ShiftWarning):
+        assert model.certify(wider, query).shifted
 
 
 def test_one_step_is_a_horizon_too(world):

@@ -185,8 +185,8 @@ def test_a_model_of_another_kind_is_refused(logs, tmp_path):
     storage.write_sealed(tmp_path / "model.json", {**config, "kind": "magic"})
     with pytest.raises(storage.DamagedFileError, match="kind 'magic'; known: "):
         load_model(tmp_path)
-    storage.write_sealed(tmp_path / "model.json", {"kind": "residual", "schema": 5})
-    with pytest.raises(ValueError, match=r"schema 5, written by a newer version .* upgrade"):
+    storage.write_sealed(tmp_path / "model.json", {"kind": "residual", "schema": 6})
+    with pytest.raises(ValueError, match=r"schema 6, written by a newer version .* upgrade"):
         load_model(tmp_path)
 
 

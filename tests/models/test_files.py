@@ -345,6 +345,58 @@ def test_a_calibration_must_fit_its_model(saved, tmp_path):
         cqm.load_model(directory)
 
 
+def test_the_states_and_groups_of_a_calibration_must_fit_too(tmp_path):
+    world = pushed_world(push)
+    model = cqm.EffectModel(candidates="ridge").fit(cqm.collect(world, states=60, **RECIPE))
+    held_out = cqm.collect(world, states=40, draws=16, **{**RECIPE, "seed": 2})
+    groups = np.arange(40) % 2
+    directory = tmp_path / "model"
+    model.calibrate(held_out, groups=groups).save(directory)
+    right = dict(storage.read_arrays(directory / MODEL)[0])
+    for name, wrong, message in (
+        ("predicted", right["calibration.predicted"][:-1], "calibration.predicted"),
+        ("inputs", right["calibration.inputs"][:-1], "calibration.inputs"),
+        ("inputs", np.full_like(right["calibration.inputs"], np.nan), "calibration.inputs"),
+        ("matrix", right["calibration.matrix"][:-1], "calibration.matrix"),
+        ("groups", groups - 1, "calibration.groups"),
+        ("groups", groups + 1, "numbers below 2, each used"),
+        ("groups", groups * 1.0, "calibration.groups"),
+    ):
+        reseal(
+            directory,
+            change_arrays=lambda a, n=name, w=wrong: a.update(right | {f"calibration.{n}": w}),
+        )
+        with pytest.raises(DamagedFileError, match=message):
+            cqm.load_model(directory)
+    reseal(directory, change_arrays=lambda a: a.update(right) or a.pop("calibration.shift"))
+    with pytest.raises(DamagedFileError, match=r"missing \['calibration.shift'\]"):
+        cqm.load_model(directory)
+    reseal(directory, change_arrays=lambda a: a.update(right))
+    assert cqm.load_model(directory).calibration_.group_names == ["0", "1"]
+
+
+def test_a_calibration_of_an_earlier_version_has_one_radius_for_all_states(tmp_path):
+    world = pushed_world(push)
+    model = cqm.EffectModel(candidates="ridge").fit(cqm.collect(world, states=60, **RECIPE))
+    held_out = cqm.collect(world, states=90, draws=16, **{**RECIPE, "seed": 2})
+    model.calibrate(held_out).save(tmp_path)
+
+    def as_before(arrays):
+        for name in ("predicted", "inputs", "shift", "matrix"):
+            del arrays[f"calibration.{name}"]
+
+    def lower(config):
+        del config["calibration_groups"]
+        config["schema"] = 4
+
+    reseal(tmp_path, lower, as_before)
+    loaded, weights = cqm.load_model(tmp_path), np.ones(len(model.feature_names))
+    verdict = loaded.certify(held_out.observations, weights)
+    np.testing.assert_allclose(verdict.radius, loaded.calibration_.radius(weights, 0.95))
+    np.testing.assert_array_equal(verdict.separable, verdict.regret_bound == 0)
+    assert not verdict.unlike.any()
+
+
 def test_a_process_that_dies_while_saving_leaves_the_old_model_or_the_new(
     saved, tmp_path, monkeypatch
 ):
