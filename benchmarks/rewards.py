@@ -180,8 +180,7 @@ class Fitted:
     def of(cls, settings: Settings, name: str, nuisance: int) -> Fitted:
         """Collect, and fit or load the model."""
         world = cqm.load_world(name, nuisance=nuisance, seed=settings.seed)
-        place = f"{name}-{nuisance}-{settings.states}"
-        where = settings.work / place
+        where = settings.work / f"{name}-{nuisance}-{settings.states}-{settings.seed}"
         recipe: dict[str, Any] = {"per_step": True}
         train = cqm.collect(
             world, states=settings.states, seed=settings.seed, out=where / "train", **recipe
@@ -191,15 +190,16 @@ class Fitted:
             states=settings.test_states,
             draws=settings.draws,
             seed=settings.seed + 1_000,
-            out=where / "test",
+            out=where / f"test-{settings.test_states}-{settings.draws}",
             **recipe,
         )
-        kept = (settings.models or settings.work) / place / "model"
+        fit = f"model-{used_settings(settings)['updates']}-updates"
+        kept = (settings.models or settings.work) / where.name / fit
         if kept.exists():
             model = cqm.EffectModel.load(kept)
         else:
             model = cqm.EffectModel(seed=settings.seed, updates=settings.updates)
-            model.fit(train, directory=where / "fit").save(kept)
+            model.fit(train, directory=where / f"{fit}-checkpoints").save(kept)
         return cls(settings, world, nuisance, train, test, model)
 
     def scores(self, title: str, formula: str) -> dict[str, Any]:
