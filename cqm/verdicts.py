@@ -26,8 +26,8 @@ class Verdict:
     radius: np.ndarray  # [n], bound on the errors of all contrasts of a state at once
     typical_error: np.ndarray  # [n], median size of the error in the gap, in states like this
     regret_bound: np.ndarray  # [n], bound on the regret of the chosen action
-    combined_bound: float  # 2Wδ + 2·m_H·ε_r
-    paper_bound: float  # 2Wδ + 4·m_H·ε_r
+    combined_bound: float  # 2Wδ + 2·m_H·ε_r; NaN for a reward that is not projected
+    paper_bound: float  # 2Wδ + 4·m_H·ε_r; likewise
     separable: np.ndarray  # [n], whether the chosen action is certified to be the best
     unlike: np.ndarray  # [n], whether the state is unlike any calibration state
     shifted: bool  # whether the states, taken together, are unlike the calibration states

@@ -560,7 +560,7 @@ def test_a_reward_that_is_not_linear_is_integrated_on_request(tmp_path, capsys):
         assert main([*ask, *more]) == 0
         answer = json.loads(capsys.readouterr().out)
         assert "projected:" not in answer["query"]
-        assert answer["trust"].startswith("This way to answer has no certificate")
+        assert answer["trust"].startswith("The error of this answer is known on average only")
         assert {row["best"] for row in answer["states"]} >= {"left", "right"}
     assert main([*ask[:-1], "--branches", str(tmp_path / "train")]) == 0
     printed = capsys.readouterr().out

@@ -383,10 +383,13 @@ class Ask:
         if self.integrate and query.error is not None:
             return None, "Predicted futures have no certificate, so their error is unknown."
         if answer is not None and answer.way != "projected":
-            return (
-                None,
-                "This way to answer has no certificate; its error is known on average only.",
-            )
+            steps = getattr(model, "calibration_steps_", None)
+            if steps is None or self.branches is not None:
+                return None, (
+                    "The error of this answer is known on average only; for a certificate, "
+                    "calibrate the model with branches collected with --per-step, and leave out "
+                    "--branches."
+                )
         verdict: Verdict | LogVerdict
         if model.calibration_ is not None:
             verdict = model.certify(observations, query, confidence=self.confidence)

@@ -18,7 +18,7 @@ from cqm.branches.dataset import Branches, as_branches
 from cqm.branches.redraw import redraw
 from cqm.calibration import FEWEST_DRAWS, Calibration, Groups
 from cqm.measures import SampledMeasure
-from cqm.models.answers import RewardAnswer, best_answer
+from cqm.models.answers import CalibrationSteps, RewardAnswer, best_answer, with_answers
 from cqm.models.box import BoxDecision, best_controls
 from cqm.models.candidates import CANDIDATES, Distilled
 from cqm.models.choice import Choice, Comparison, seconds_of
@@ -48,6 +48,7 @@ from cqm.names import Action, action_indices, checked_action_names
 from cqm.observations import as_observations
 from cqm.queries import Query, QueryLike, RewardFn
 from cqm.quotient import ComparisonGraph, Reference, as_reference, center
+from cqm.verdicts import Verdict
 from cqm.worlds.actions import checked_actions
 from cqm.worlds.contract import World
 
@@ -118,6 +119,8 @@ class EffectModel(Estimator):
     calibrated_on_: str = "menu"  # or box, if the calibration branches tried random controls
     held_out_: HeldOut | None = None  # families that show how to answer a reward
     _choices: dict[Any, RewardAnswer]  # answers to earlier queries
+    calibration_steps_: CalibrationSteps | None = None  # to certify rewards that are not linear
+    _reward_errors: dict[Any, Calibration]  # of answers that were certified before
 
     def __init__(
         self,
@@ -211,6 +214,7 @@ class EffectModel(Estimator):
         self.box_ = None if branches.has_menu else branches.box
         self.rule_ = None if self.box_ is None else box_rule(self.box_.shape[1])
         self.held_out_, self._choices = None, {}
+        self.calibration_steps_, self._reward_errors = None, {}
         return self._chosen(Choice(self, branches, options))
 
     def _chosen(self, choice: Choice) -> Predictor:
@@ -419,6 +423,9 @@ class EffectModel(Estimator):
         branches = as_branches("branches", branches)
         super().calibrate(branches, groups=groups)
         self.calibrated_on_ = branches.recipe.actions
+        self.calibration_steps_, self._reward_errors = None, {}
+        if branches.has_menu and self.box_ is None:
+            self.calibration_steps_ = CalibrationSteps.of(branches)
         return self
 
     def _calibrated(self) -> Calibration:
@@ -429,6 +436,40 @@ class EffectModel(Estimator):
                 "its candidate actions, calibrate it with branches collected with actions='menu'"
             )
         return calibration
+
+    def _verdicts(
+        self,
+        observations: ArrayLike,
+        queries: QueryLike,
+        confidence: float,
+        groups: Groups | None,
+        shift: decisions.Shift,
+    ) -> tuple[Verdict, ...]:
+        verdicts = list(super()._verdicts(observations, queries, confidence, groups, shift))
+        for i, query in enumerate(decisions.several_queries(queries)):
+            answer = self._known_answer(query)
+            if answer is not None and self.calibration_steps_ is not None:
+                # The paper's bounds are for rewards that are projected.
+                verdicts[i] = replace(
+                    verdicts[i], query=str(answer), combined_bound=np.nan, paper_bound=np.nan
+                )
+        return tuple(verdicts)
+
+    def _certified(
+        self, states: np.ndarray, queries: QueryLike, calibration: Calibration
+    ) -> tuple[np.ndarray, QueryLike, Calibration]:
+        """Rewards that are not projected are certified as if they were features."""
+        answers = {}
+        for i, query in enumerate(asked := decisions.several_queries(queries)):
+            answer = self._known_answer(query)
+            if answer is not None and self.calibration_steps_ is not None:
+                key = (query.reward_fn, query.weights.tobytes())
+                if key not in self._reward_errors:
+                    self._reward_errors[key] = self.calibration_steps_.calibration(answer)
+                answers[i] = answer, self._reward_errors[key]
+        if not answers:
+            return super()._certified(states, queries, calibration)
+        return with_answers(answers, asked, states, self.effect(states), calibration)
 
     def _effects_of(self, branches: Branches) -> np.ndarray:
         """Predicted effects of the controls that each family tried, or of the candidate actions."""
@@ -701,6 +742,8 @@ class EffectModel(Estimator):
     def _extra_arrays(self) -> dict[str, np.ndarray]:
         """Arrays of the rule for a box, the held-out families, and a transition kept aside."""
         arrays = {} if self.rule_ is None else {"rule": self.rule_}
+        if self.calibration_steps_ is not None:
+            arrays |= self.calibration_steps_.arrays()
         if self.held_out_ is not None:
             arrays |= self.held_out_.arrays(self.transition_)
         if self.transition_ is not None and not any(
@@ -754,6 +797,7 @@ class EffectModel(Estimator):
         found = (restore_predictor(aside),) if aside else self._parts()
         self.transition_ = next((p for p in found if isinstance(p, UnrolledPredictor)), None)
         self.held_out_, self._choices = HeldOut.from_arrays(arrays, self.transition_), {}
+        self.calibration_steps_, self._reward_errors = CalibrationSteps.from_arrays(arrays), {}
 
     def _check_params(self) -> None:
         self._check_common()

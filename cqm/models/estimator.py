@@ -406,9 +406,10 @@ class Estimator(Parameters, abc.ABC):
     ) -> tuple[Verdict, ...]:
         calibration = self._calibrated()
         states = as_observations(observations, self.observation_names, self.columns_)
+        effects, asked, calibration = self._certified(states, queries, calibration)
         verdicts = decisions.certify_all(
-            self.effect(states),
-            queries,
+            effects,
+            asked,
             calibration,
             discount=self.recipe_.discount,
             horizon=self.recipe_.horizon,
@@ -421,6 +422,12 @@ class Estimator(Parameters, abc.ABC):
         )
         self._warn_of_unlearned_features(queries, stacklevel=4)
         return verdicts
+
+    def _certified(
+        self, states: np.ndarray, queries: QueryLike, calibration: decisions.Calibration
+    ) -> tuple[np.ndarray, QueryLike, decisions.Calibration]:
+        """What to certify: effects, queries on them, and the calibration of both."""
+        return self.effect(states), queries, calibration
 
     def effect_interval(
         self,

@@ -88,6 +88,10 @@ _CALIBRATION_STATES = {
     "calibration.shift": "observations",
     "calibration.matrix": "observations inputs",
 }
+_CALIBRATION_STEPS = {
+    "calibration.observations": "calibrated observations",
+    "calibration.steps": "calibrated times actions horizon native",
+}
 _CALIBRATION_GROUPS = {"calibration.groups": "calibrated"}
 _PROVENANCE = {"provenance.families": "runs 3", "provenance.observations": "rows"}
 _HELD_OUT = {
@@ -138,7 +142,12 @@ def check_arrays(kind: str, arrays: Mapping[str, np.ndarray], sizes: Mapping[str
     """
     remaining, known = dict(arrays), {**sizes, "later": sizes["horizon"] - 1}
     calibration = dict(_CALIBRATION)
-    for more in (_CALIBRATION_VALUES, _CALIBRATION_STATES, _CALIBRATION_GROUPS):
+    for more in (
+        _CALIBRATION_VALUES,
+        _CALIBRATION_STATES,
+        _CALIBRATION_STEPS,
+        _CALIBRATION_GROUPS,
+    ):
         calibration |= more if set(more) & set(arrays) else {}  # since schema 5
     for optional in (_LOSSES, calibration, _PROVENANCE, _RULE):
         if set(optional) & set(arrays):

@@ -271,3 +271,45 @@ def test_changes_to_kept_families_are_refused_on_load(fitted, tmp_path):
             model.held_out_ = kept
         with pytest.raises(cqm.storage.DamagedFileError, match=message):
             EffectModel.load(tmp_path)
+
+
+def test_rewards_that_are_integrated_get_certificates(fitted, tmp_path):
+    world, model, _, test = fitted
+    query, linear = (cqm.Query.formula(text, world) for text in ("-abs(speed)", "angle"))
+    model = cqm.load_model(_saved(model, tmp_path / "plain"))
+    pool = cqm.collect(world, states=300, draws=16, seed=5, **SETTINGS)
+    model.calibrate(pool)
+    verdict = model.certify(test.observations, query, shift="ignore")
+    truth = truth_of(test, query.reward_fn)
+    np.testing.assert_array_equal(verdict.action, model.act(test.observations, query))
+    np.testing.assert_allclose(verdict.advantages, model.advantage(test.observations, query))
+    regret = truth.max(axis=1) - truth[np.arange(len(truth)), verdict.action]
+    assert np.mean(regret <= verdict.regret_bound + 1e-9) > 0.9
+    wrong = verdict.separable & (truth.argmax(axis=1) != verdict.action)
+    assert verdict.separable.mean() > 0.2
+    assert wrong.sum() <= 0.1 * verdict.separable.sum()
+    assert "integrated" in verdict.query or "corrected" in verdict.query
+    assert np.isnan(verdict.combined_bound)
+
+    both = model.certify_all(test.observations, [linear, query], shift="ignore")
+    np.testing.assert_array_equal(both[1].action, verdict.action)
+    assert (both[1].radius >= verdict.radius - 1e-12).all()
+
+    again = cqm.load_model(_saved(model, tmp_path / "calibrated"))
+    found = again.certify(test.observations, query, shift="ignore")
+    np.testing.assert_array_equal(found.regret_bound, verdict.regret_bound)
+
+
+def _saved(model, directory):
+    model.save(directory)
+    return directory
+
+
+def test_calibration_without_steps_certifies_the_projection(fitted):
+    world, model, _, test = fitted
+    query = cqm.Query.formula("-abs(speed)", world)
+    settings = {**SETTINGS, "per_step": False}
+    model.calibrate(cqm.collect(world, states=100, draws=16, seed=6, **settings))
+    verdict = model.certify(test.observations[:5], query, shift="ignore")
+    assert verdict.projected
+    np.testing.assert_array_equal(verdict.action, model.act(test.observations[:5], query.weights))
