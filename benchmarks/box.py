@@ -1,6 +1,6 @@
 """Any control in the box: a model that learned from random controls, asked about a menu and a box.
 
-Two models are fitted with as many rollouts each, under the same continuation (uniform on the box).
+Two models are fitted with equally many rollouts, under the same continuation (uniform on the box).
 One learns from branches of the paper's candidate actions, the other from random controls, and never
 sees a candidate action as the first action of a branch. Then:
 

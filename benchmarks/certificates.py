@@ -6,8 +6,8 @@ from a larger pool, and asked about other states with 16 rewards:
 - coverage: how often intervals and bounds on the regret hold, for the mean of as many draws as
   calibration has and for the mean of many draws, also within each quarter of the states by their
   first observation (with groups and without);
-- certain: the share of states that are marked, with one radius for all states (gap above the
-  conformal quantile of the widest error, the rule before) and now, and the share of wrong ones;
+- certain: the share of states that are marked, and the share of these that are wrong, under the
+  current rule and the previous one (gap above the conformal quantile of the widest error);
 - shift: how often batches of 200 states are warned about: from starts three times as wide, from a
   policy that holds one random action for 20 steps, and from the calibration distribution.
 

@@ -16,7 +16,7 @@ Regret is a share of what there is to gain over a random action. The floor is th
 by the mean of half of the draws, judged by the other half. The chosen way is within the rule if its
 regret is at most 1.1 times the lowest of projection and both regressions, plus 0.005.
 
-For events, the slope of the branched on the predicted effects is 1 if predictions are right.
+For events, branched effects are regressed on predicted ones; the slope is 1 if there is no bias.
 
     python -m benchmarks.rewards
 """

@@ -242,7 +242,7 @@ def group_labels(groups: Groups, num: int, observations: np.ndarray | None = Non
     given = groups
     if callable(groups):
         if observations is None:
-            raise ValueError("groups must be labels where there are no observations")
+            raise ValueError("groups must be labels, not a function, if there are no observations")
         given = groups(observations)
     labels = np.asarray(given)
     # Rounded numbers make poor labels, and lists of lists become arrays of objects.
@@ -251,7 +251,7 @@ def group_labels(groups: Groups, num: int, observations: np.ndarray | None = Non
     )
     if not plain or labels.shape != (num,):
         raise ValueError(
-            f"groups must be {num} labels, one per state: texts, whole numbers or booleans; got "
+            f"groups must be {num} labels, one per state: strings, integers or booleans; got "
             f"{shown(given)}"
         )
     return labels.astype(str)
@@ -265,7 +265,7 @@ def _checked_draws(predicted: np.ndarray, draws: np.ndarray) -> tuple[np.ndarray
     if predicted.shape != (num, num_actions, size) or num == 0 or num_actions < 2:
         raise ValueError(
             "predicted effects [n, actions, features] and draws [n, draws, actions, features] "
-            "must be of the same states, at least 1, and actions, at least 2; got shapes "
+            "must have the same states (at least 1) and actions (at least 2); got shapes "
             f"{list(predicted.shape)} and {list(draws.shape)}"
         )
     return predicted, draws

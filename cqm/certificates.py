@@ -15,14 +15,14 @@ of as many draws as the calibration states have.
 
 - *Split conformal bounds.* With at least the stated confidence over calibration states and a new
   state, the score of the new state is at most its limit times σ(s). If there are several queries,
-  the scores of all of them are, at once.
+  this holds for the scores of all of them at once.
 - *Selective guarantee.* A state is marked certain if its predicted lead is at least a threshold
-  times σ(s). With a probability of at least 90% over the calibration states, the chosen action is
-  not the best in at most a share of 1 − confidence of the states that are marked. The threshold is
+  times σ(s). With a probability of at least 90% over the calibration states, the chosen action
+  is wrong in at most a share of 1 − confidence of the marked states. The threshold is
   found by testing candidates in an order that the fitted quarter determines, until the first one
   fails (fixed-sequence testing), so the mark of a state does not depend on other states asked
   about. The threshold is never below two *typical errors*, medians of the size of the error in the
-  lead, so that easy states do not lend their certainty to hard ones. If there are too few
+  lead, so that many easy states cannot mask errors in hard ones. If there are too few
   calibration states for the test, or no threshold passes it, a state is marked if its bound on the
   regret is zero. Then at most a share of 1 − confidence of all states is both marked and wrong.
 
@@ -42,7 +42,7 @@ from cqm.arguments import number
 from cqm.regression import fold_numbers, ridge
 
 DOUBT = 0.1  # probability that the selective guarantee does not hold
-FEWEST_SPLIT = 80  # calibration states from which on some are set aside to fit the scale
+FEWEST_SPLIT = 80  # fewest calibration states of which some are set aside for the scale
 _MOST_FITTED = 500  # more are not needed to fit the scale
 _FOLDS = 5
 _MOST_INPUTS = 32  # inputs that the scale may depend on
@@ -120,7 +120,7 @@ class Scale:
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of the errors of one query; all but the scale in its units."""
+    """Limits on the errors of one query, in units of its scale."""
 
     scale: Scale
     typical: float  # median size of the error in the lead over the second best
@@ -161,8 +161,8 @@ def limits_of(
         inputs: Inputs of the calibration states, `[n, inputs]`; None if they are not known.
         confidence: Probability that the limits hold.
         slack: How far the true lead must exceed zero for an answer to be right, `[queries]`.
-        rows: Whether the limits are for states like this one, `[n]`; by default like all.
-        where: Which states these are, for error messages.
+        rows: Which calibration states the limits are computed from, `[n]`; by default all.
+        where: Description of these states, for error messages.
     """
     confidence = number("confidence", confidence, above=0, below=1)
     num, num_queries = len(errors), errors.shape[2]
@@ -179,7 +179,7 @@ def limits_of(
     if kept.sum() < _fewest(confidence) <= rows.sum() and num_queries == 1:
         fitted[:], kept = False, rows  # too few to set any aside
     elif fitted.any():
-        where += ", besides those that fit the scale"
+        where += ", besides those used to fit the scale"
     doubt = DOUBT / num_queries
     least = math.ceil(math.log(doubt) / math.log(confidence))
     found, worst = [], np.zeros((2, int(kept.sum())))
@@ -199,7 +199,7 @@ def limits_of(
             ]
         )
         scores = scores / sigma
-        # In units of what the fitted states suggest, the errors of several queries are alike.
+        # Quantiles in the fitted states make the scores of different queries comparable.
         units = np.quantile(scores[:, fitted], confidence, axis=1) if fitted.any() else np.ones(2)
         units = np.where(units > 0, units, 1.0)
         worst = np.maximum(worst, scores[:, kept] / units[:, None])
@@ -244,18 +244,18 @@ def conformal(scores: np.ndarray, confidence: float, *, where: str = "") -> floa
 
 
 def _fewest(confidence: float) -> int:
-    """The number of scores from which on one of them can be a bound."""
+    """The smallest number of scores of which one can serve as the bound."""
     return math.ceil(confidence / (1 - confidence) - 1e-9)
 
 
 def _set_aside(num: int) -> np.ndarray:
-    """The calibration states that fit the scale: a random quarter, none of a small set."""
+    """Indices of the states used to fit the scale: a random quarter, or none if there are few."""
     size = min(num // 4, _MOST_FITTED) if num >= FEWEST_SPLIT else 0
     return np.random.default_rng(0).permutation(num)[:size]
 
 
 def _needed(least: int) -> int:
-    """The number of calibration states of which at least so many are not set aside."""
+    """The number of calibration states that leaves at least `least` after some are set aside."""
     quarter = math.ceil(least * 4 / 3)
     return quarter if quarter // 4 <= _MOST_FITTED else least + _MOST_FITTED
 

@@ -380,7 +380,7 @@ def _inputs(
 
 
 def _by_group(labels: np.ndarray | None, num: int) -> list[tuple[str | None, np.ndarray]]:
-    """The groups, and which states are in each, `[n]`; one of all states without labels."""
+    """The groups, and which states are in each, `[n]`; without labels, one group of all states."""
     if labels is None:
         return [(None, np.ones(num, bool))]
     return [(group, labels == group) for group in sorted(set(labels.tolist()))]
@@ -389,7 +389,7 @@ def _by_group(labels: np.ndarray | None, num: int) -> list[tuple[str | None, np.
 def _compared(
     calibration: Calibration, inputs: np.ndarray | None, num: int, shift: Shift
 ) -> tuple[np.ndarray, bool]:
-    """Which states are unlike the calibration states, `[n]`, and whether they are as a whole."""
+    """Which states are unlike the calibration states, `[n]`, and whether the whole batch is."""
     if calibration.states is None or inputs is None:
         return np.zeros(num, bool), False
     unlike = calibration.states.unlike(inputs)

@@ -80,7 +80,7 @@ class ProjectionError:
 
     @property
     def is_negligible(self) -> bool:
-        """Whether the reward is as good as linear: all that is left over is rounding."""
+        """Whether the reward is linear up to rounding."""
         return 1 - self.r_squared <= _ROUNDING
 
     def __str__(self) -> str:
@@ -185,7 +185,7 @@ class Query:
         """A reward written as a formula over named features.
 
         A linear formula is exact. Any other is projected onto the features by least squares, and a
-        model that can answer for the formula itself does so; see `EffectModel.answer`.
+        model that can evaluate the formula itself does so; see `EffectModel.answer`.
 
         Args:
             text: The formula, such as `"0.5*height - 0.1*abs(velocity_rootx)"`. It may contain

@@ -63,10 +63,10 @@ class KnownStates:
         return (observations - self.shift) @ self.matrix
 
     def unlike(self, inputs: np.ndarray) -> np.ndarray:
-        """Which states are further from the calibration states than any of these is, `[n]`.
+        """Which states are further from the calibration states than any of those is, `[n]`.
 
-        The distance is that to the fifth nearest. Of states from the same distribution, a share of
-        at most 1/(n + 1) is called unlike, with n calibration states.
+        The distance is that to the fifth-nearest calibration state. Of states from the same
+        distribution, a share of at most 1/(n + 1) is called unlike, with n calibration states.
         """
         if len(self._reference) < 2:
             return np.zeros(len(inputs), bool)
@@ -137,7 +137,7 @@ def _squares(inputs: np.ndarray, others: np.ndarray) -> np.ndarray:
 
 
 def _distances(inputs: np.ndarray, others: np.ndarray, number: int) -> np.ndarray:
-    """Distance of each row to the nearest of the others but `number − 1`, `[n]`."""
+    """Distance of each row to its `number`-th nearest neighbour among the others, `[n]`."""
     found = np.empty(len(inputs))
     for start in range(0, len(inputs), _MOST):
         squares = _squares(inputs[start : start + _MOST], others)

@@ -87,14 +87,15 @@ class Verdict:
                 lead = f" (a lead of at least {times:.2g} times the typical error)"
             sentences.append(
                 f"Of the states that are marked certain{lead}, at most "
-                f"{100 * (1 - self.confidence):.3g}% have another best action (tested with "
+                f"{100 * (1 - self.confidence):.3g}% have a different best action (tested with "
                 f"{100 * (1 - DOUBT):g}% confidence)."
             )
         if others:
             needed = max(limits.needed for limits in others.values())
             few = any(limits.states < limits.needed for limits in others.values())
             more = f" ({needed} calibration states would limit the share of wrong answers)"
-            start = f"In group {', '.join(map(str, others))}, a" if tested else "A"
+            noun = "groups" if len(others) > 1 else "group"
+            start = f"In {noun} {', '.join(map(str, others))}, a" if tested else "A"
             sentences.append(
                 f"{start} state is certain if its bound on the regret is zero{more if few else ''}."
             )
@@ -114,7 +115,8 @@ class Verdict:
             known = f"; elsewhere, {regret}" if len(elsewhere) else ""
             text = f"The best action is certain in {certain} of {num} states{known}."
         if unlike:
-            text += f" In {counted(int(unlike), 'state')} unlike calibration, nothing is known."
+            where = f"{counted(int(unlike), 'state')} unlike the calibration states"
+            text += f" In {where}, the model's error is unknown."
         return text
 
     def rows(self, most: int | None = None) -> list[dict[str, object]]:

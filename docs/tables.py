@@ -251,7 +251,7 @@ def rewards():
 
 
 def events():
-    """Slopes of branched on predicted effects on the probability of events."""
+    """Slopes from regressing branched on predicted effects on the probability of events."""
     return markdown(
         ["world", "event", "slope", "standard error"],
         [

@@ -264,7 +264,10 @@ def test_states_unlike_calibration_are_never_certain():
     assert verdict.answers[2] == "unlike calibration"
     assert not verdict.separable[2]
     assert verdict.rows()[2]["regret at most"] == "unknown"
-    assert "In 1 state unlike calibration, nothing is known." in verdict.summary()
+    assert (
+        "In 1 state unlike the calibration states, the model's error is unknown."
+        in verdict.summary()
+    )
 
 
 def test_a_shifted_batch_is_warned_about_and_may_be_abstained_from():

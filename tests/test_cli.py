@@ -560,14 +560,14 @@ def test_a_reward_that_is_not_linear_is_integrated_on_request(tmp_path, capsys):
         assert main([*ask, *more]) == 0
         answer = json.loads(capsys.readouterr().out)
         assert "projected:" not in answer["query"]
-        assert answer["trust"].startswith("The error of this answer is known on average only")
+        assert answer["trust"].startswith("Only the average error of this answer is known")
         assert {row["best"] for row in answer["states"]} >= {"left", "right"}
     assert main([*ask[:-1], "--branches", str(tmp_path / "train")]) == 0
     printed = capsys.readouterr().out
-    assert "Ways to answer this reward:" in printed
+    assert "Ways to evaluate this reward:" in printed
     assert "regressed" in printed
     assert main([*ask, "--integrate", "--branches", str(tmp_path / "train")]) == 2
-    assert "--branches needs a model fitted from branches" in capsys.readouterr().err
+    assert "cannot be combined with --integrate" in capsys.readouterr().err
 
 
 def test_fit_sets_branches_aside_for_calibration(tmp_path, capsys):

@@ -75,7 +75,7 @@ class Continuation:
         if isinstance(law, Policy):
             if law.name in ("uniform", "box"):
                 raise ValueError(
-                    f"a policy must not be named {law.name!r}, which is the name of a law"
+                    f"a policy must not be named {law.name!r}, which is a reserved name"
                 )
             return cls(law.name, law)
         values = _plain(law)
@@ -172,7 +172,8 @@ class Recipe:
     """Number of times to draw the noise and the later actions in each state."""
     arms: int | Sequence[Sequence[int]] | None = None
     """How many actions to branch per state, chosen at random; or (in Python) a list of subsets, one
-    of which is chosen at random per state. None branches all actions, or as many controls."""
+    of which is chosen at random per state. None branches all actions; with `actions="box"`, as many
+    controls as there are candidate actions."""
     warmup: tuple[int, int] | None = (0, 20)  # None if unknown, as in logs
     """Minimum and maximum number of random controls applied to a state before it is branched."""
     continuation: Continuation = Continuation()
@@ -235,7 +236,7 @@ class Recipe:
     def to_json(self) -> dict[str, Any]:
         """The recipe as JSON values, as manifests store it."""
         values = {**vars(self), "continuation": self.continuation.law}
-        if self.actions == "menu":  # as in the manifests of versions without a choice
+        if self.actions == "menu":  # as in manifests from before `actions` existed
             del values["actions"]
         return json.loads(json.dumps(values))
 

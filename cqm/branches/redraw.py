@@ -27,7 +27,7 @@ from cqm.worlds.identity import stored_identity
 def redraw(
     branches: Branches, world: World, *, draws: int, show_progress: bool | None = None
 ) -> Branches:
-    """The families of a set with other draws and all arms, in memory.
+    """The same families with new draws and all arms, in memory.
 
     Args:
         branches: Families of one collection; its later actions must not follow a policy.
@@ -62,7 +62,7 @@ def redraw(
     blocks = np.unique(wanted // BLOCK).tolist()
     found, total = [], plan.num_states(blocks)
     with (
-        progress(f"drawing {world.name} again", total, unit="states", show=show_progress) as made,
+        progress(f"redrawing {world.name}", total, unit="states", show=show_progress) as made,
         contextlib.closing(
             simulate_locally(plan, blocks, None, 1, made, show_progress)
         ) as simulated,

@@ -391,7 +391,7 @@ def _draw_arms(plan: Plan, rng: np.random.Generator, num: int) -> np.ndarray:
 def _draw_controls(plan: Plan, block: int, num: int) -> np.ndarray:
     """First controls of each family, `[n, arms, controls]`: a scrambled Sobol sequence.
 
-    Consecutive points of the sequence are far apart, so the arms of a family differ well.
+    Consecutive points of the sequence are far apart, so the arms of a family are well spread.
     """
     size = len(plan.world.control_low)
     sequence = qmc.Sobol(size, rng=stream(plan.recipe.seed, block, _ARMS))

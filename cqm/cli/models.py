@@ -194,7 +194,7 @@ class Ask:
     that is the best way to answer it."""
     branches: Annotated[Path | None, default("none")] = None
     """Directory of branches with the features of every step, such as those that the model was
-    fitted to; a reward that is not linear may then be answered by a regression on them."""
+    fitted to; a reward that is not linear may then be answered by a regression fitted to them."""
     over: Literal["menu", "box"] = "menu"
     """Rank the candidate actions, or (box) find the best control in the whole box, for a model
     fitted to branches collected with --actions box."""
@@ -234,8 +234,8 @@ class Ask:
         (source, logs), world = self._source(), None
         if self.branches is not None and (self.integrate or not isinstance(source, EffectModel)):
             raise ValueError(
-                "--branches needs a model fitted from branches, and no --integrate, which fixes "
-                "the way to answer"
+                "--branches needs a model fitted to branches, and cannot be combined with "
+                "--integrate"
             )
         if self.integrate and not isinstance(source, EffectModel):
             raise ValueError(
@@ -291,7 +291,7 @@ class Ask:
             print(text_table([answer_row(each, names) for each in answers]))
             print(f"{trust}\n{meaning}")
             if answer is not None and answer.comparison:
-                print(f"\nWays to answer this reward:\n{answer.table()}")
+                print(f"\nWays to evaluate this reward:\n{answer.table()}")
         return 0
 
     def _best_controls(self, model: Any, observations: np.ndarray, query: Query) -> int:
@@ -330,7 +330,7 @@ class Ask:
         return str(answer or query)
 
     def _answer(self, model: Estimator, query: Query) -> RewardAnswer | None:
-        """The best answer of a model from branches; None if the way is given or there is one."""
+        """The best answer of a model from branches; None if there is no choice of ways."""
         from cqm.models.effect import EffectModel
 
         if not isinstance(model, EffectModel) or query.error is None or self.integrate:
@@ -386,7 +386,7 @@ class Ask:
             steps = getattr(model, "calibration_steps_", None)
             if steps is None or self.branches is not None:
                 return None, (
-                    "The error of this answer is known on average only; for a certificate, "
+                    "Only the average error of this answer is known; for a certificate, "
                     "calibrate the model with branches collected with --per-step, and leave out "
                     "--branches."
                 )

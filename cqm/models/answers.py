@@ -1,17 +1,17 @@
-"""Answers: the best way to answer for one reward, found on held-out families.
+"""Answers: the best way to evaluate one reward, found on held-out families.
 
 A reward that is linear in the features has an exact answer. For any other there are four ways:
 
 - *projected*: the effects on the features, weighted by the reward's projection onto them;
 - *integrated*: the reward, summed along futures of the learned transition;
-- *corrected*: the projected answer, plus what the projection leaves over, summed along futures.
-  Only the remainder suffers from sampling and from the transition;
+- *corrected*: the projected answer, plus the residual of the projection, summed along futures.
+  Only the residual suffers from errors of sampling and of the transition;
 - *regressed*: ridge regression of the reward's own effects on the state, which needs branches.
 
 They are compared by their squared errors on families that none of them learned from. A label of a
-single draw is noisy, so the noise that the transition explains is subtracted first: its prediction
-under the later actions and noise of the label, minus its mean prediction under fresh ones. Ways
-that cannot be told apart are averaged.
+single draw is noisy, so the noise that the transition explains is subtracted first: the
+transition's prediction under the later actions and noise of the label, minus its mean prediction
+under fresh ones. Ways that cannot be told apart are averaged.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _FRESH_DRAWS = 8  # fresh continuations per family that explained noise is measu
 
 @dataclass(frozen=True)
 class WayScore:
-    """How one way to answer a reward did on held-out families."""
+    """How one way to evaluate a reward did on held-out families."""
 
     way: str  # projected, integrated, corrected or regressed
     error: float  # squared error as a share of that of predicting no effect; NaN if not possible
@@ -194,8 +194,8 @@ class RewardAnswer:
 
     def _caption(self) -> str:
         return (
-            f"Squared errors on {self.num_families} held-out families, as a share of that of "
-            "predicting no effect; noise in their outcomes is included."
+            f"Squared errors on {self.num_families} held-out families, relative to "
+            "predicting no effect; they include the noise left in the outcomes."
         )
 
 
@@ -436,7 +436,7 @@ def _as_query(reward_fn: RewardFn, held_out: HeldOut | None) -> Query:
 
 def _check_branches(model: EffectModel, branches: Branches) -> None:
     """Raise unless branches can give labels for the model's answers."""
-    branches.require_menu("a regression on a reward")
+    branches.require_menu("the regression of a reward")
     branches.require_all_arms()
     if not branches.recipe.per_step:
         raise ValueError(

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 _LEAST_WEIGHT = 0.05  # a candidate with a smaller weight is not worth its time
-_DOUBT = 1.5  # a candidate whose error is higher by so many standard errors counts 0.6 times
+_DOUBT = 1.5  # a candidate whose error is this many standard errors higher counts 0.6 times
 _ALIKE = 1.25  # candidates whose error exceeds the lowest by a larger factor are left out
 
 

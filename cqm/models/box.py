@@ -11,9 +11,9 @@ from scipy.stats import qmc
 from cqm import bounds
 from cqm.models.controls import box_controls, codes_in_box
 
-_CORNERS = 6  # controls up to which all corners of the box are tried
-_EXACT = 3  # controls up to which the covering radius is computed exactly
-_COVER_POINTS = 12  # otherwise it is estimated from so many points, as a power of 2
+_CORNERS = 6  # most controls for which all corners of the box are tried
+_EXACT = 3  # most controls for which the covering radius is computed exactly
+_COVER_POINTS = 12  # otherwise, log2 of the number of points that it is estimated from
 _STEPS = (0.3, 0.1, 0.03)  # distances at which the gradient is taken, as shares of the half-width
 _LENGTHS = (1.0, 3.0, 10.0, 30.0)  # steps along the gradient, relative to those distances
 

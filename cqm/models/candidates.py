@@ -133,7 +133,7 @@ class ClosedForm(Candidate):
         """Learn from families."""
 
     def _polynomial(self, families: Branches, regressors: int) -> Predictor:
-        """Regression of controls from the box, with so many regressors of the state."""
+        """Regression on controls from the box, with this many regressors of the state."""
         families, frame = families[:_POLYNOMIAL_FAMILIES], self.task.frame
         targets = np.concatenate([frame.observed(p) for p in families.batches()]) @ frame.targets
         if self.task.corrections is not None:

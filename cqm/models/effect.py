@@ -191,8 +191,8 @@ class EffectModel(Estimator):
             branches: The families to learn from, or their directory.
             calibration: Share of the families to set aside. The model does not learn from them, and
                 is calibrated with them, so that it gives certificates at once.
-            world: The world that the branches were collected from, to give the families that are
-                set aside 16 draws. Not needed if they have as many.
+            world: The world that the branches were collected from, to redraw the families that are
+                set aside, with 16 draws each. Not needed if they already have 16 or more.
             directory: Where to keep checkpoints; an interrupted fit resumes from them. None are
                 written with a budget, because a resumed fit would plan other updates.
             show_progress: See `cqm.progress.progress`.

@@ -392,7 +392,7 @@ class Estimator(Parameters, abc.ABC):
 
         With the given confidence over states, the bounds of all queries hold in a state together.
         The share of wrong answers among the certain ones is limited for every query. The more
-        queries, the wider the bounds; `certify` has the options.
+        queries, the wider the bounds; see `certify` for the options.
         """
         return self._verdicts(observations, queries, confidence, groups, shift)
 

@@ -1,4 +1,4 @@
-"""Held-out families: what a model keeps to compare the ways in which it can answer a reward."""
+"""Held-out families: what a model keeps to compare its ways of evaluating a reward."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MOST_FAMILIES, _MOST_BYTES = 512, 2**25  # kept with a model
 
 @dataclass(frozen=True, eq=False)
 class HeldOut:
-    """Families that a model did not learn from, and what it predicted before it learned from them.
+    """Held-out families, with predictions that were made without learning from them.
 
     The features of their steps are native, so that they give a label for any reward.
     """
