@@ -217,7 +217,7 @@ def contrast_radius(
         observations: `[n, observations]`, if the calibration knows those of its states.
         groups: Group of each state; the bound then holds in each group separately.
     """
-    slack = _projection(query, discount, horizon)
+    slack = projection_slack(query, discount, horizon)
     inputs = _inputs(calibration, observations, len(values))
     labels = None if groups is None else group_labels(groups, len(values), observations)
     radius = np.full(len(values), slack)
@@ -272,6 +272,7 @@ def certify_all(
     observations: np.ndarray | None = None,
     groups: Groups | None = None,
     shift: Shift = "warn",
+    effect_error: float | None = None,
 ) -> tuple[Verdict, ...]:
     """Verdicts on several queries; their bounds on the regret and their intervals hold at once.
 
@@ -295,6 +296,7 @@ def certify_all(
             guarantees then hold in each group separately. The calibration must have groups too.
         shift: What to do if the states, taken together, do not look like the calibration states:
             `warn`, `abstain` (warn, and mark no state certain) or `ignore`.
+        effect_error: δ of the general bounds; by default that of the calibration.
     """
     asked, effects = several_queries(queries), _checked_effects("effects", effects)
     effects = effects.reshape(-1, *effects.shape[-2:])
@@ -304,7 +306,7 @@ def certify_all(
     num = len(effects)
     weights = np.stack([query.weights for query in asked])
     values = np.swapaxes(advantage(effects, weights), 0, 1)  # [queries, n, actions]
-    slack = np.array([_projection(query, discount, horizon) for query in asked])
+    slack = np.array([projection_slack(query, discount, horizon) for query in asked])
     inputs = _inputs(calibration, observations, num)
     labels = None if groups is None else group_labels(groups, num, observations)
     found = [
@@ -312,7 +314,7 @@ def certify_all(
         for group, rows in _by_group(labels, num)
     ]
     unlike, shifted = _compared(calibration, inputs, num, shift)
-    delta = calibration.effect_error(confidence)
+    delta = calibration.effect_error(confidence) if effect_error is None else effect_error
     general: dict[str, Any] = {"discount": discount, "horizon": horizon}
     verdicts = []
     for i, query in enumerate(asked):
@@ -356,7 +358,7 @@ def certify_all(
     return tuple(verdicts)
 
 
-def _projection(query: Query, discount: float, horizon: int) -> float:
+def projection_slack(query: Query, discount: float, horizon: int) -> float:
     """How far contrasts of a query may be from those of the reward that it approximates."""
     error = 0.0 if query.error is None else query.error.supremum
     return float(bounds.reward_projection_error(error, discount, horizon))

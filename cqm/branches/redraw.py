@@ -56,7 +56,8 @@ def redraw(
             f"the later actions follow the policy {recipe.continuation.law!r}, which is not stored "
             "with branches, so they cannot be drawn again"
         )
-    again = replace(recipe, draws=draws, arms=None, per_step=False)
+    arms = None if branches.has_menu else recipe.arms
+    again = replace(recipe, draws=draws, arms=arms)
     plan = replace(plan_collection(world, again), blocks_per_shard=1)
     wanted = branches.index
     blocks = np.unique(wanted // BLOCK).tolist()
@@ -72,7 +73,8 @@ def redraw(
     arrays = concatenate([block.arrays for block in found])
     chosen = np.isin(arrays["index"], wanted)
     arrays = {name: values[chosen] for name, values in arrays.items()}
-    kept = np.isin(wanted, arrays["index"])
+    kept = np.flatnonzero(np.isin(wanted, arrays["index"]))
+    kept = kept[np.argsort(wanted[kept])]
     if not np.array_equal(branches.array("observation")[kept], arrays["observation"]):
         raise ValueError(
             f"{world.name!r} does not reproduce the states of the branches; check it with "

@@ -438,6 +438,11 @@ def _check_branches(model: EffectModel, branches: Branches) -> None:
     """Raise unless branches can give labels for the model's answers."""
     branches.require_menu("the regression of a reward")
     branches.require_all_arms()
+    if model.box_ is not None or branches.recipe.continuation.on_box:
+        raise ValueError(
+            "rewards are regressed only for candidate actions, also as later actions; the model or "
+            "the branches have controls from the box"
+        )
     if not branches.recipe.per_step:
         raise ValueError(
             "rewards need the features of every step, which the branches lack; collect them with "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,7 +20,10 @@ _LENGTHS = (1.0, 3.0, 10.0, 30.0)  # steps along the gradient, relative to those
 
 @dataclass(frozen=True)
 class BoxDecision:
-    """The best control in each state, and what it gains over the candidate actions."""
+    """The best control in each state, and what it gains over the candidate actions.
+
+    A single state also has an axis `n`, of length 1.
+    """
 
     controls: np.ndarray  # [n, controls]
     gain: np.ndarray  # [n], predicted advantage over the best candidate action; at least 0
@@ -29,15 +32,27 @@ class BoxDecision:
     """What the menu loses at most by the prototype-error proposition. The Lipschitz constant is
     estimated from differences between sampled controls and, in more than three dimensions, the
     covering radius from sampled points, so both are lower estimates."""
-    radius: float | None  # error bound of a contrast; None if the model is not calibrated
+    radius: float | None = None  # error bound of a contrast; None if it is unknown
+
+    @classmethod
+    def joined(cls, parts: Sequence[BoxDecision], radius: float | None) -> BoxDecision:
+        """Decisions on consecutive states, with the error bound that they share."""
+        return cls(
+            np.concatenate([part.controls for part in parts]),
+            np.concatenate([part.gain for part in parts]),
+            np.concatenate([part.menu_action for part in parts]),
+            np.concatenate([part.menu_bound for part in parts]),
+            radius,
+        )
 
     @property
     def claimed(self) -> np.ndarray:
         """Whether the gain exceeds the model's error bound, `[n]`."""
         if self.radius is None:
             raise ValueError(
-                "only a calibrated model can say where its gain is larger than its error; call "
-                "calibrate with held-out branches first"
+                "only a model that is calibrated on the box can say where its gain is larger than "
+                "its error; call calibrate with at least 19 held-out families collected with "
+                "actions='box'"
             )
         return self.gain > self.radius
 
@@ -55,7 +70,6 @@ def best_controls(
     box: np.ndarray,
     menu: np.ndarray,
     rule: np.ndarray,
-    radius: float | None,
 ) -> BoxDecision:
     """Search the box in every state.
 
@@ -66,7 +80,6 @@ def best_controls(
         box: Bounds of the controls, `[2, controls]`.
         menu: Codes of the candidate actions, `[actions, controls]`.
         rule: Codes of points spread over the box, `[points, controls]`.
-        radius: Error bound of a contrast, if known.
     """
     size, limit = menu.shape[1], codes_in_box(np.ones(menu.shape[1]))
     anchor = np.zeros((1, size))  # the middle of the box makes calls comparable
@@ -108,7 +121,6 @@ def best_controls(
         highest - on_menu.max(axis=1),
         on_menu.argmax(axis=1),
         bounds.prototype_error(lipschitz, covering),
-        radius,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Self, overload
@@ -55,6 +55,7 @@ from cqm.worlds.contract import World
 FEWEST_SCORES = 19  # calibration states that a confidence of 95% needs
 _POOR = 1.25  # a transition whose error is higher than the lowest by this factor is poor
 _GOOD = 0.01  # unless its error is below this, in units of the effects' size
+_BOX_STATES = 1024  # states in which the box is searched at once
 _CLAIM = 0.95  # confidence with which a control is said to be better than the menu
 _REMEMBERED = 64  # queries whose best answers are remembered
 _FUTURES = 256  # sampled futures per action; rewards and events vary more than effects
@@ -120,7 +121,7 @@ class EffectModel(Estimator):
     held_out_: HeldOut | None = None  # families that show how to answer a reward
     _choices: dict[Any, RewardAnswer]  # answers to earlier queries
     calibration_steps_: CalibrationSteps | None = None  # to certify rewards that are not linear
-    _reward_errors: dict[Any, Calibration]  # of answers that were certified before
+    _reward_errors: dict[Any, tuple[Query, Calibration]]  # of answers certified before
 
     def __init__(
         self,
@@ -234,14 +235,16 @@ class EffectModel(Estimator):
         if self.box_ is None and actions is None:
             return super().member_effects(observations)
         predictor, states = self._fitted(), self._states(observations)
-        rows = np.atleast_2d(states)
-        asked = self._codes(actions, states)
+        rows, asked = np.atleast_2d(states), self._codes(actions, states)
         base, weights = self._base()
-        effects = predictor(rows, _side_by_side(asked, base))
-        num = asked.shape[-2]
-        effects = (
-            effects[:, :, :num] - np.einsum("a,mnaf->mnf", weights, effects[:, :, num:])[:, :, None]
-        )
+        num, parts = asked.shape[-2], []
+        for start in range(0, max(1, len(rows)), _BOX_STATES):
+            block = slice(start, start + _BOX_STATES)
+            own = asked if asked.ndim == 2 else asked[block]
+            effects = predictor(rows[block], _side_by_side(own, base))
+            mean = np.einsum("a,mnaf->mnf", weights, effects[:, :, num:])
+            parts.append(effects[:, :, :num] - mean[:, :, None])
+        effects = np.concatenate(parts, axis=1)
         return effects if states.ndim == 2 else effects[:, 0]
 
     def effect(
@@ -301,12 +304,14 @@ class EffectModel(Estimator):
         """
         choice("over", over, ("menu", "box"))
         if over == "menu":
+            decisions.query_weights(query)  # raises if it is no query
             queries = [query] if isinstance(query, Query) else query
             if any(self._known_answer(one) for one in queries if isinstance(one, Query)):
                 return decisions.best(self.advantage(observations, query))
             return super().act(observations, query)
         states, predictor = np.atleast_2d(self._states(observations)), self._fitted()
         query = decisions.single_query(query)
+        self._warn_of_unlearned_features(query)
         if len(query.weights) != len(self.feature_names):
             raise ValueError(
                 f"the query has {len(query.weights)} weights; the model has "
@@ -314,17 +319,25 @@ class EffectModel(Estimator):
             )
         box = self._box()
         assert self.rule_ is not None
-        radius = None
-        if self.calibration_ is not None:
-            radius = self.calibration_.radius(query.weights, _CLAIM)
-        return best_controls(
-            lambda codes: predictor(states, codes).mean(axis=0) @ query.weights,
-            len(states),
-            box,
-            box_codes(self.candidate_actions_, box),
-            self.rule_,
-            radius,
-        )
+        menu = box_codes(self.candidate_actions_, box)
+        found = []
+        for start in range(0, max(1, len(states)), _BOX_STATES):
+            rows = states[start : start + _BOX_STATES]
+
+            def values(codes: np.ndarray, rows: np.ndarray = rows) -> np.ndarray:
+                return predictor(rows, codes).mean(axis=0) @ query.weights
+
+            found.append(best_controls(values, len(rows), box, menu, self.rule_))
+        return BoxDecision.joined(found, self._claim_radius(query))
+
+    def _claim_radius(self, query: Query) -> float | None:
+        """Bound on the error of a contrast between controls; None without enough calibration."""
+        if self.calibration_ is None or self.calibrated_on_ != "box":
+            return None
+        if len(self.calibration_.residuals) < FEWEST_SCORES:
+            return None
+        slack = decisions.projection_slack(query, self.recipe_.discount, self.recipe_.horizon)
+        return self.calibration_.radius(query.weights, _CLAIM) + slack
 
     def with_actions(self, actions: ArrayLike, *, names: Sequence[str] | None = None) -> Self:
         """The same model with other candidate actions, without retraining.
@@ -341,8 +354,17 @@ class EffectModel(Estimator):
             raise ValueError(
                 "the reference is a distribution over the old actions; call recenter(None) first"
             )
+        law = self.recipe_.continuation
+        unrolled = self.transition_ is not None or not law.open_loop
+        if not law.on_box and (unrolled or isinstance(law.law, tuple)):
+            raise ValueError(
+                f"the later actions of this model ({law}) are from its old menu, so the menu "
+                "cannot change; fit the model to branches collected with continuation='box'"
+            )
         controls = checked_actions(actions, *box)
         changed = copy.copy(self)
+        if "candidate_actions" in self.world_:
+            changed.world_ = {**self.world_, "candidate_actions": controls.tolist()}
         changed.candidate_actions_, changed.calibration_ = controls, None
         changed.action_names_ = checked_action_names(names, len(controls))
         codes = box_codes(controls, box)
@@ -359,7 +381,8 @@ class EffectModel(Estimator):
         """How well the points that stand for the box represent it, as a share of the effects.
 
         A second, independent set of points is used as the reference instead; the root mean square
-        change of the effects is divided by that of the effects of the candidate actions.
+        change of the effects is divided by that of the effects of the candidate actions. It is 0
+        for a reference on the menu, which needs no such points.
         """
         self._box()
         other = copy.copy(self)
@@ -421,10 +444,19 @@ class EffectModel(Estimator):
                 `certify`.
         """
         branches = as_branches("branches", branches)
+        self._fitted()
+        if branches.has_menu and not np.array_equal(
+            branches.candidate_actions, self.candidate_actions_
+        ):
+            raise ValueError(
+                "the calibration branches have other candidate actions than the model: "
+                f"{shown(branches.candidate_actions.tolist())} and "
+                f"{shown(self.candidate_actions_.tolist())}"
+            )
         super().calibrate(branches, groups=groups)
         self.calibrated_on_ = branches.recipe.actions
         self.calibration_steps_, self._reward_errors = None, {}
-        if branches.has_menu and self.box_ is None:
+        if branches.has_menu and self.held_out_ is not None:
             self.calibration_steps_ = CalibrationSteps.of(branches)
         return self
 
@@ -462,11 +494,22 @@ class EffectModel(Estimator):
         answers = {}
         for i, query in enumerate(asked := decisions.several_queries(queries)):
             answer = self._known_answer(query)
-            if answer is not None and self.calibration_steps_ is not None:
-                key = (query.reward_fn, query.weights.tobytes())
-                if key not in self._reward_errors:
-                    self._reward_errors[key] = self.calibration_steps_.calibration(answer)
-                answers[i] = answer, self._reward_errors[key]
+            if answer is None:
+                continue
+            if self.calibration_steps_ is None:
+                warnings.warn(
+                    f"the verdict is about the projection of {query.name!r} onto the features, "
+                    f"which the model would answer differently ({answer.way}); calibrate it with "
+                    "branches collected with per_step=True",
+                    stacklevel=5,
+                )
+                continue
+            key = _query_key(query)
+            if key not in self._reward_errors:
+                _forget_oldest(self._reward_errors)
+                errors = self.calibration_steps_.calibration(answer)
+                self._reward_errors[key] = (query, errors)
+            answers[i] = answer, self._reward_errors[key][1]
         if not answers:
             return super()._certified(states, queries, calibration)
         return with_answers(answers, asked, states, self.effect(states), calibration)
@@ -540,10 +583,9 @@ class EffectModel(Estimator):
         """The best answer without branches; None if it is that of the query's weights."""
         if query.reward_fn is None or self.held_out_ is None:
             return None
-        key = (query.reward_fn, query.weights.tobytes())
+        key = _query_key(query)
         if key not in self._choices:
-            for oldest in [*self._choices][: 1 - _REMEMBERED]:
-                del self._choices[oldest]
+            _forget_oldest(self._choices)
             self._choices[key] = self.answer(query)
         answer = replace(self._choices[key], model=self)  # it may have been recentred
         return None if set(answer.weights) == {"projected"} else answer
@@ -726,6 +768,11 @@ class EffectModel(Estimator):
                 stacklevel=4,
             )
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Without remembered answers, whose functions may not be picklable."""
+        forgotten: dict[str, Any] = {"_choices": {}, "_reward_errors": {}}
+        return {**self.__dict__, **forgotten} if self.predictor_ is not None else self.__dict__
+
     def to_numpy(self) -> Scorer:
         """A scorer that computes the same effects with NumPy alone; see also `Scorer.load`."""
         arrays, names = self._fitted().arrays(), self.observation_names
@@ -850,6 +897,19 @@ class EffectModel(Estimator):
                 f"got {branches.num_arms} of {num_actions}"
             )
         graph.check_connected()
+
+
+def _query_key(query: Query) -> tuple[Any, bytes]:
+    """Identifies a query; what is remembered under it keeps its function alive."""
+    reward_fn = query.reward_fn
+    own = reward_fn if isinstance(reward_fn, Hashable) else id(reward_fn)
+    return own, query.weights.tobytes()
+
+
+def _forget_oldest(remembered: dict[Any, Any]) -> None:
+    """Make room for one more entry."""
+    for oldest in [*remembered][: 1 - _REMEMBERED]:
+        del remembered[oldest]
 
 
 def _side_by_side(asked: np.ndarray, base: np.ndarray) -> np.ndarray:

@@ -348,7 +348,9 @@ class Estimator(Parameters, abc.ABC):
         parts = predictor.parts if isinstance(predictor, StackedPredictor) else (predictor,)
         for part in parts:
             inputs = getattr(part, "inputs", None)
-            if inputs is not None and not np.array_equal(inputs.matrix, np.eye(len(inputs.shift))):
+            if inputs is None or inputs.matrix.shape[1] == 0:  # a constant sees nothing
+                continue
+            if not np.array_equal(inputs.matrix, np.eye(len(inputs.shift))):
                 return inputs
         return input_coordinates("whiten", observations, None)
 
@@ -406,11 +408,11 @@ class Estimator(Parameters, abc.ABC):
     ) -> tuple[Verdict, ...]:
         calibration = self._calibrated()
         states = as_observations(observations, self.observation_names, self.columns_)
-        effects, asked, calibration = self._certified(states, queries, calibration)
+        effects, asked, extended = self._certified(states, queries, calibration)
         verdicts = decisions.certify_all(
             effects,
             asked,
-            calibration,
+            extended,
             discount=self.recipe_.discount,
             horizon=self.recipe_.horizon,
             confidence=confidence,
@@ -419,6 +421,7 @@ class Estimator(Parameters, abc.ABC):
             observations=np.atleast_2d(states),
             groups=groups,
             shift=shift,
+            effect_error=calibration.effect_error(confidence),
         )
         self._warn_of_unlearned_features(queries, stacklevel=4)
         return verdicts
@@ -448,7 +451,9 @@ class Estimator(Parameters, abc.ABC):
         if action is None or baseline is None:
             raise ValueError("a contrast needs both action and baseline; got None")
         states = as_observations(observations, self.observation_names, self.columns_)
-        values = np.atleast_2d(decisions.advantage(self.effect(states), query))
+        effects, asked, calibration = self._certified(states, query, calibration)
+        (query,) = decisions.several_queries(asked)
+        values = np.atleast_2d(decisions.advantage(effects, query))
         radius = decisions.contrast_radius(
             values,
             query,

@@ -144,7 +144,8 @@ class DirectPredictor:
         def predict(block: Array) -> Array:
             return _by_member(_direct_effects, self.network, *split_fn(block))
 
-        return in_blocks(predict, rows, 1024, axis=1) @ self.basis.T
+        most = 1024 if controls is None else max(16, 8 * _BRANCHES // controls.shape[-2])
+        return in_blocks(predict, rows, min(1024, most), axis=1) @ self.basis.T
 
     def arrays(self) -> Arrays:
         """Coordinates, basis, layers and control vectors."""

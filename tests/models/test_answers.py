@@ -1,6 +1,7 @@
 """The best way to answer a reward: chosen on held-out families, saved, or refused."""
 
 import dataclasses
+import pickle
 import warnings
 
 import numpy as np
@@ -295,6 +296,13 @@ def test_rewards_that_are_integrated_get_certificates(fitted, tmp_path):
     np.testing.assert_array_equal(both[1].action, verdict.action)
     assert (both[1].radius >= verdict.radius - 1e-12).all()
 
+    low, high = model.effect_interval(test.observations, query, action=0, baseline=1)
+    values = model.advantage(test.observations, query)
+    np.testing.assert_allclose((low + high) / 2, values[:, 0] - values[:, 1])
+    alone = model.certify(test.observations, linear, shift="ignore")
+    assert both[0].combined_bound == alone.combined_bound
+    pickle.loads(pickle.dumps(model))  # for worker processes
+
     again = cqm.load_model(_saved(model, tmp_path / "calibrated"))
     found = again.certify(test.observations, query, shift="ignore")
     np.testing.assert_array_equal(found.regret_bound, verdict.regret_bound)
@@ -310,6 +318,7 @@ def test_calibration_without_steps_certifies_the_projection(fitted):
     query = cqm.Query.formula("-abs(speed)", world)
     settings = {**SETTINGS, "per_step": False}
     model.calibrate(cqm.collect(world, states=100, draws=16, seed=6, **settings))
-    verdict = model.certify(test.observations[:5], query, shift="ignore")
+    with pytest.warns(UserWarning, match="about the projection of '-abs\\(speed\\)'"):
+        verdict = model.certify(test.observations[:5], query, shift="ignore")
     assert verdict.projected
     np.testing.assert_array_equal(verdict.action, model.act(test.observations[:5], query.weights))

@@ -9,22 +9,25 @@ LOW, HIGH = np.array([-1.0, 0.0]), np.array([3.0, 2.0])
 STATES = np.random.default_rng(1).uniform(-0.5, 1.5, size=(20, 2))
 
 
-def aiming_world():
+def aiming_world(**changes):
     """The reward is highest if the control equals the state; nothing else matters."""
 
     def features(before, action, noise, after):
         return np.column_stack([np.sum(-((action - before) ** 2), axis=1), action[:, 0]])
 
+    arguments = {
+        "features": features,
+        "candidate_actions": [[-1.0, 0.0], [1.0, 1.0], [3.0, 2.0]],
+        "control_low": LOW,
+        "control_high": HIGH,
+        "feature_names": ["closeness", "first"],
+        "observation_names": ["x", "y"],
+        "name": "aiming",
+    }
     return FunctionWorld(
         lambda x, u, e: x,
         lambda num, rng: rng.uniform(-0.5, 1.5, size=(num, 2)),
-        features=features,
-        candidate_actions=[[-1.0, 0.0], [1.0, 1.0], [3.0, 2.0]],
-        control_low=LOW,
-        control_high=HIGH,
-        feature_names=["closeness", "first"],
-        observation_names=["x", "y"],
-        name="aiming",
+        **(arguments | changes),
     )
 
 
@@ -105,7 +108,7 @@ def test_the_best_control_in_the_box_is_found(model):
     assert (decision.menu_bound >= decision.gain).all()
     np.testing.assert_array_equal(decision.menu_action, menu.argmax(axis=1))
     assert "mean gain" in repr(decision)
-    with pytest.raises(ValueError, match="only a calibrated model"):
+    with pytest.raises(ValueError, match="calibrated on the box"):
         _ = decision.claimed
 
 
@@ -237,3 +240,40 @@ def test_codes_and_rules():
     assert np.mean(np.sum(rule**2, axis=1)) == pytest.approx(1, abs=0.02)
     many = box_codes(np.random.default_rng(0).uniform(LOW, HIGH, size=(100_000, 2)), box)
     assert np.abs(centered_monomials(many).mean(axis=0)).max() < 0.01
+
+
+def test_a_menu_that_later_actions_come_from_cannot_change(branches):
+    settings = {"states": 60, "horizon": 2, "actions": "box", "arms": 3, "warmup": (0, 0)}
+    followed = cqm.collect(aiming_world(), **settings, per_step=True)
+    unrolled = cqm.EffectModel(candidates="unrolled", updates=20, width=8).fit(followed)
+    with pytest.raises(ValueError, match="continuation='box'"):
+        unrolled.with_actions([[0.0, 0.0], [1.0, 1.0]])
+
+
+def test_a_changed_menu_is_calibrated_with_branches_of_that_menu(model):
+    menu = np.array([[0.0, 0.0], [2.0, 1.0], [0.5, 1.5]])
+    changed = model.with_actions(menu)
+    settings = {"states": 30, "horizon": 2, "continuation": "box", "warmup": (0, 0), "draws": 16}
+    with pytest.raises(ValueError, match="other candidate actions than the model"):
+        changed.calibrate(cqm.collect(aiming_world(), **settings, seed=5))
+    other = aiming_world(candidate_actions=menu)
+    changed.calibrate(cqm.collect(other, **settings, seed=5))
+    assert changed.calibration_.excess_error < 1e-3
+    assert model.calibration_ is None
+
+
+def test_a_calibration_on_the_menu_makes_no_claims_about_the_box(branches):
+    model = cqm.EffectModel(candidates="ridge").fit(branches)
+    settings = {"states": 30, "horizon": 2, "continuation": "box", "warmup": (0, 0), "draws": 16}
+    model.calibrate(cqm.collect(aiming_world(), **settings, seed=5))
+    decision = model.act(STATES, cqm.Query.named({"closeness": 1.0}, aiming_world()), over="box")
+    assert decision.radius is None
+
+
+def test_many_controls_and_states_are_answered_in_blocks(model, monkeypatch):
+    query = cqm.Query.named({"closeness": 1.0}, aiming_world())
+    asked = np.random.default_rng(0).uniform(LOW, HIGH, size=(20, 2, 2))
+    whole = model.effect(STATES, actions=asked), model.act(STATES, query, over="box").controls
+    monkeypatch.setattr("cqm.models.effect._BOX_STATES", 7)
+    np.testing.assert_allclose(model.effect(STATES, actions=asked), whole[0], atol=1e-9)
+    np.testing.assert_allclose(model.act(STATES, query, over="box").controls, whole[1], atol=1e-6)

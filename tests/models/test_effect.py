@@ -602,3 +602,11 @@ def test_a_second_fit_in_the_directory_is_refused(branches, tmp_path):
     assert model.predictor_ is None
     model.fit(branches[:50], directory=tmp_path)
     assert not (tmp_path / ".lock").exists()
+
+
+def test_a_model_that_ignores_the_state_notices_states_unlike_calibration():
+    world = cqm.load_world("cartpole-swingup")
+    model = cqm.EffectModel(candidates="constant").fit(cqm.collect(world, states=60, horizon=3))
+    model.calibrate(cqm.collect(world, states=40, horizon=3, draws=16, seed=1))
+    far = np.full((5, len(world.observation_names)), 1e6)
+    assert model.certify(far, np.eye(5)[0], shift="ignore").unlike.all()
