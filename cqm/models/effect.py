@@ -596,8 +596,8 @@ class EffectModel(Estimator):
         """Centred values of any reward, linear in the features or not, `[n, actions]`.
 
         The learned transition is unrolled under fresh continuations and noise, and the reward is
-        integrated over the futures that it predicts, step by step. `advantage` answers for the
-        projection of the reward onto the features instead, which may be a different question.
+        integrated over the futures that it predicts, step by step, whether or not that is the best
+        way to evaluate it; `advantage` and `answer` compare the ways.
 
         Args:
             observations: `[n, observations]`, or `[observations]` for one state.
