@@ -94,7 +94,7 @@ def test_what_is_no_path(value):
         (lambda b: cqm.collect(TOY, states=True), "states must be a whole number.*got True"),
         (lambda b: cqm.collect(TOY, per_step="yes"), "per_step must be True or False; got 'yes'"),
         (lambda b: cqm.collect(TOY, arms=b), "arms must be a whole number"),
-        (lambda b: cqm.collect(TOY, continuation={}), "continuation must be 'uniform', one"),
+        (lambda b: cqm.collect(TOY, continuation={}), "continuation must be 'uniform', 'box', one"),
         (lambda b: cqm.collect(TOY, show_progress=3), "show_progress must be True, False or None"),
         (lambda b: cqm.Policy(3, len), "name of a policy must be text"),
         (lambda b: cqm.Policy("p", 3), "act must be a function; got 3"),
