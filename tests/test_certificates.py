@@ -205,7 +205,7 @@ def test_groups_must_be_labels_that_were_calibrated():
     with pytest.raises(ValueError, match=r"group must be one of \['False', 'True'\]; got 'third'"):
         ask(groups=["third"] * 4)
     for bad in ([1.5] * 4, ["a"] * 3, [["a"]] * 4, "a", [None] * 4):
-        with pytest.raises(ValueError, match="groups must be 4 labels, one per state: texts"):
+        with pytest.raises(ValueError, match="groups must be 4 labels, one per state: strings"):
             ask(groups=bad)
     plain = Calibration(**{**vars(calibration), "groups": None})
     with pytest.raises(ValueError, match="group must be None, because calibration had no groups"):

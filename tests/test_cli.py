@@ -486,7 +486,7 @@ def test_fit_then_query(tmp_path, capsys):
     collect = ["collect", "cartpole-swingup", "--horizon", "4"]
     collect += ["--action-names", "left", "none", "right"]
     assert main([*collect, "--states", "400", "--out", str(tmp_path / "train")]) == 0
-    held_out = ["--states", "60", "--draws", "16", "--seed", "1", "--out", str(tmp_path / "held")]
+    held_out = ["--states", "300", "--draws", "16", "--seed", "1", "--out", str(tmp_path / "held")]
     assert main([*collect, *held_out]) == 0
     model = tmp_path / "model"
     fit = ["fit", str(tmp_path / "train"), "--out", str(model), "--paper"]

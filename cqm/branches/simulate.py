@@ -15,7 +15,6 @@ from importlib.metadata import version
 from typing import Any
 
 import numpy as np
-from scipy.stats import qmc
 
 import cqm
 from cqm.branches import shards
@@ -393,6 +392,8 @@ def _draw_controls(plan: Plan, block: int, num: int) -> np.ndarray:
 
     Consecutive points of the sequence are far apart, so the arms of a family are well spread.
     """
+    from scipy.stats import qmc  # slow to import, and rarely needed
+
     size = len(plan.world.control_low)
     sequence = qmc.Sobol(size, rng=stream(plan.recipe.seed, block, _ARMS))
     power = int(np.ceil(np.log2(num * plan.num_arms)))

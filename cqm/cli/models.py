@@ -392,7 +392,10 @@ class Ask:
                 )
         verdict: Verdict | LogVerdict
         if model.calibration_ is not None:
-            verdict = model.certify(observations, query, confidence=self.confidence)
+            with warnings.catch_warnings():
+                # The ranking has warned already.
+                warnings.filterwarnings("ignore", message="the query uses features that")
+                verdict = model.certify(observations, query, confidence=self.confidence)
         elif logs is not None and isinstance(model, LogEstimator):
             try:
                 projected = model.projected_effect(logs)

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.stats import qmc
 
 from cqm import bounds
 from cqm.models.controls import box_controls, codes_in_box
@@ -129,6 +128,8 @@ def _covering_radius(menu: np.ndarray, low: np.ndarray, high: np.ndarray) -> flo
     size = len(low)
     if size <= _EXACT:
         return bounds.covering_radius(menu, low, high)
+    from scipy.stats import qmc  # slow to import, and rarely needed
+
     points = qmc.Sobol(size, rng=np.random.default_rng(0)).random_base2(_COVER_POINTS)
     points = low + (high - low) * np.concatenate([points, points.round()])  # and corners
     nearest = np.full(len(points), np.inf)

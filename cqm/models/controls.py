@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from scipy.stats import qmc
 
 from cqm.arguments import real_numbers, shown
 from cqm.branches.dataset import Branches
@@ -88,6 +87,8 @@ def centered_monomials(codes: np.ndarray) -> np.ndarray:
 
 def box_rule(num_controls: int, *, seed: int = 0, num: int = RULE) -> np.ndarray:
     """Codes of evenly spread points that stand for the whole box, `[points, controls]`."""
+    from scipy.stats import qmc  # slow to import, and rarely needed
+
     sequence = qmc.Sobol(num_controls, rng=np.random.default_rng(seed))
     return codes_in_box(sequence.random_base2(int(np.ceil(np.log2(num))))[:num])
 

@@ -159,7 +159,7 @@ def test_one_surface(name, request, world, held_out, tmp_path):
     assert model.rank(observations, query).shape == (30, 3)
     model.calibrate(held_out)
     verdict = model.certify(observations, query)
-    assert np.isfinite(verdict.radius)
+    assert np.isfinite(verdict.radius).all()
     model.save(tmp_path / name)
     loaded = ResidualModel.load(tmp_path / name)
     np.testing.assert_array_equal(loaded.effect(observations), effects)

@@ -183,7 +183,7 @@ def test_ten_times_the_states_take_no_more_memory(tmp_path):
         done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
         return int(done.stdout)
 
-    for states in (2_000, 20_000):
+    for states in (3_000, 30_000):
         make_branches(states, size=100, horizon=2, out=tmp_path / str(states))
-    streamed = peak(2_000, 3e-4)  # less than the rows of either set
-    assert peak(20_000, 3e-4) < 1.05 * streamed < peak(20_000, 1.0)
+    streamed = peak(3_000, 3e-4)  # less than the rows of either set
+    assert peak(30_000, 3e-4) < 1.05 * streamed < peak(30_000, 1.0)
