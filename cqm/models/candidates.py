@@ -114,9 +114,7 @@ class Candidate(abc.ABC):
     def obstacle(self) -> str:
         """Why the candidate cannot be fitted; empty if it can."""
         needed = {
-            "families that branch every action": (
-                self.task.frame.complete or not self.task.families.has_menu
-            ),
+            "families that branch every action": self.task.frame.centred_alone,
             "graph=None": self.model.graph is None,
             "decoder_rank=None": self.model.decoder_rank is None,
             "conditioning='learned'": self.model.conditioning == "learned",

@@ -247,9 +247,7 @@ class Choice:
     def _distil(self) -> None:
         """If the best answers need unrolling, teach them to direct networks, which are faster."""
         self.teacher = self._combined(self._fitted)
-        wanted = "direct" in self.model.names_of_candidates and (
-            self.task.frame.complete or not self.task.families.has_menu
-        )
+        wanted = "direct" in self.model.names_of_candidates and self.task.frame.centred_alone
         if wanted and self.teacher.is_slow and self.explanation is not None:
             with self._optional("distilling"):
                 self._attempt(Distilled(self._taught(self.explanation)))
@@ -265,7 +263,7 @@ class Choice:
                 if isinstance(attempt.candidate, Unrolled):
                     labels -= weight * explanation.effects[rows]
                 elif attempt.predictor is not None:
-                    effects = center(_of_families(attempt.predictor, part))
+                    effects = center(of_families(attempt.predictor, part))
                     labels -= weight * effects @ frame.targets
             known[rows], start = labels, rows.stop
         return replace(self.task, corrections=known)
@@ -314,7 +312,7 @@ class Choice:
         if self.held_out is None:
             attempt.predictor = predictor
             return True
-        predicted = _finite(_of_families(predictor, self.held_out))
+        predicted = _finite(of_families(predictor, self.held_out))
         errors = self.task.frame.errors(predicted, self._observed, self._arms)
         if errors.mean() >= attempt.score:
             return False
@@ -533,7 +531,7 @@ def _shuffled(branches: Branches, seed: int) -> Branches:
     return combine([pieces[i] for i in order])
 
 
-def _of_families(predictor: Predictor, families: Branches) -> np.ndarray:
+def of_families(predictor: Predictor, families: Branches) -> np.ndarray:
     """Predicted effects of all actions, or of the controls that each family tried."""
     codes = None if families.has_menu else first_codes(families)
     effects = predictor(families.observations, codes).mean(axis=0)

@@ -21,13 +21,12 @@ from cqm.measures import SampledMeasure
 from cqm.models.answers import CalibrationSteps, RewardAnswer, best_answer, with_answers
 from cqm.models.box import BoxDecision, best_controls
 from cqm.models.candidates import CANDIDATES, Distilled
-from cqm.models.choice import Choice, Comparison, seconds_of
+from cqm.models.choice import Choice, Comparison, of_families, seconds_of
 from cqm.models.controls import (
     box_codes,
     box_rule,
     checked_controls,
     codes_in_box,
-    first_codes,
 )
 from cqm.models.estimator import Estimator
 from cqm.models.held_out import HeldOut
@@ -312,11 +311,7 @@ class EffectModel(Estimator):
         states, predictor = np.atleast_2d(self._states(observations)), self._fitted()
         query = decisions.single_query(query)
         self._warn_of_unlearned_features(query)
-        if len(query.weights) != len(self.feature_names):
-            raise ValueError(
-                f"the query has {len(query.weights)} weights; the model has "
-                f"{len(self.feature_names)} features"
-            )
+        self._check_weights(query)
         box = self._box()
         assert self.rule_ is not None
         menu = box_codes(self.candidate_actions_, box)
@@ -394,6 +389,13 @@ class EffectModel(Estimator):
 
     def _states(self, observations: ArrayLike) -> np.ndarray:
         return as_observations(observations, self.observation_names, self.columns_)
+
+    def _check_weights(self, query: Query) -> None:
+        if len(query.weights) != len(self.feature_names):
+            raise ValueError(
+                f"the query has {len(query.weights)} weights; the model has "
+                f"{len(self.feature_names)} features"
+            )
 
     def _box(self) -> np.ndarray:
         self._fitted()
@@ -519,7 +521,7 @@ class EffectModel(Estimator):
         if branches.has_menu:
             return super()._effects_of(branches)
         self._box()
-        return center(self._fitted()(branches.observations, first_codes(branches)).mean(axis=0))
+        return of_families(self._fitted(), branches)
 
     # Any reward.
 
@@ -557,11 +559,8 @@ class EffectModel(Estimator):
             branches = as_branches("branches", branches)
         if not isinstance(reward, Query):
             function("reward", reward)
-        elif len(reward.weights) != len(self.feature_names):
-            raise ValueError(
-                f"the query has {len(reward.weights)} weights; the model has "
-                f"{len(self.feature_names)} features"
-            )
+        else:
+            self._check_weights(reward)
         return best_answer(self, reward, branches)
 
     def advantage(self, observations: ArrayLike, query: QueryLike) -> np.ndarray:
@@ -618,11 +617,7 @@ class EffectModel(Estimator):
         self._fitted()
         discounts = self.recipe_.discounts
         if isinstance(reward_fn, Query):
-            if len(reward_fn.weights) != len(self.feature_names):
-                raise ValueError(
-                    f"the query has {len(reward_fn.weights)} weights; the model has "
-                    f"{len(self.feature_names)} features"
-                )
+            self._check_weights(reward_fn)
             if reward_fn.error is None:  # linear, so the effects give the exact answer
                 return self.advantage(observations, reward_fn)
             if reward_fn.reward_fn is None:
@@ -748,11 +743,10 @@ class EffectModel(Estimator):
         draws = whole_number("draws", draws, least=1)
         horizon, num_actions = self.recipe_.horizon, len(self.candidate_actions_)
         check_draws(draws, horizon, num_actions, int(self.width))
-        drawn = np.random.default_rng([self.seed, 4]).random((draws, horizon - 1))
+        size = transition.controls.shape[1:] if self.recipe_.continuation.on_box else ()
+        drawn = np.random.default_rng([self.seed, 4]).random((draws, horizon - 1, *size))
         if self.recipe_.continuation.on_box:
-            size = transition.controls.shape[1]
-            rng = np.random.default_rng([self.seed, 4])
-            drawn = codes_in_box(rng.random((draws, horizon - 1, size)))
+            drawn = codes_in_box(drawn)
         elif transition.behaviour is None:
             drawn = self.recipe_.continuation.draw(drawn, num_actions)
         return transition.with_continuations(drawn)

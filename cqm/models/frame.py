@@ -56,7 +56,8 @@ class Frame:
         sample = branches[:FAMILIES]
         self.branches, self.observations, self.seed = branches, sample.observations, seed
         self.complete = branches.has_menu and branches.num_arms == branches.num_actions
-        self._centred_alone = self.complete or not branches.has_menu
+        self.centred_alone = self.complete or not branches.has_menu
+        """Whether each family has a reference of its own: all actions, or controls of the box."""
         effects = self._family_effects(sample)
         spread = np.sqrt(np.mean(branches[:_STEP_FAMILIES].outcomes ** 2, axis=(0, 1, 2)))
         size = np.sqrt(np.mean(effects**2, axis=(0, 1, 2)))
@@ -79,7 +80,7 @@ class Frame:
 
     def _family_effects(self, families: Branches) -> np.ndarray:
         """Effects within families, `[n, draws, arms, features]`."""
-        return families.effects() if self._centred_alone else center(families.outcomes)
+        return families.effects() if self.centred_alone else center(families.outcomes)
 
     def in_own_units(self, effects: np.ndarray, arms: np.ndarray | None = None) -> np.ndarray:
         """Effects on the features that actions move, in units of their size.
@@ -152,7 +153,7 @@ class Frame:
     def _scaled_rest(self) -> tuple[np.ndarray, np.ndarray]:
         """Axes of the rest, most important first, `[observations, rest]`, and their scales."""
         moved, rest = self._whitened
-        if rest.shape[1] == 0 or not self._centred_alone:
+        if rest.shape[1] == 0 or not self.centred_alone:
             scale = REST_SCALE if moved.shape[1] else 1.0
             return rest, np.full(rest.shape[1], scale)
         initial = REST_SCALE if moved.shape[1] else 1.0
