@@ -97,7 +97,7 @@ class Settings:
     """Dimensions of the nuisance."""
     states: int = 20_000
     """Number of training states."""
-    test_states: int = 300
+    test_states: int = 1_000
     """Number of states with a known truth."""
     draws: int = 128
     """Draws per test state."""
@@ -233,6 +233,7 @@ class Fitted:
         row = {"world": self.world.native.name, "nuisance": self.nuisance, "reward": title}
         row |= {"formula": formula, "way": answer.way}
         row |= {f"regret_{way}": round(value, 4) for way, value in regrets.items()}
+        row["standard_error_chosen"] = round(regret_error(answers["chosen"], truth), 4)
         row["regret_floor"] = round(regret(draws[:, :half].mean(1), draws[:, half:].mean(1)), 4)
         row["within_rule"] = regrets["chosen"] <= 1.1 * simple + 0.005
         row |= {
@@ -282,10 +283,23 @@ def regressed(train: Branches, test: Branches, reward_fn: cqm.queries.RewardFn) 
 
 def regret(chosen_by: np.ndarray, truth: np.ndarray) -> float:
     """Lost value of the chosen actions, as a share of what the best one gains over a random one."""
+    lost, gains = lost_and_to_gain(chosen_by, truth)
+    return float(lost.sum() / gains.sum())
+
+
+def regret_error(chosen_by: np.ndarray, truth: np.ndarray) -> float:
+    """Standard error of the regret over the states."""
+    lost, gains = lost_and_to_gain(chosen_by, truth)
+    misses = lost - lost.sum() / gains.sum() * gains
+    return float(np.sqrt(np.sum(misses**2)) / gains.sum())
+
+
+def lost_and_to_gain(chosen_by: np.ndarray, truth: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """What each state's choice loses, and what the best action gains over a random one."""
     chosen_by, truth = (np.reshape(each, (len(each), -1)) for each in (chosen_by, truth))
     taken = np.take_along_axis(truth, chosen_by.argmax(axis=1)[:, None], axis=1)[:, 0]
     best = truth.max(axis=1)
-    return float((best - taken).sum() / (best - truth.mean(axis=1)).sum())
+    return best - taken, best - truth.mean(axis=1)
 
 
 def excess_error(found: np.ndarray, draws: np.ndarray) -> float:

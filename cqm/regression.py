@@ -7,7 +7,7 @@ fitted that row's noise.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -15,6 +15,9 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 _PENALTIES = 10.0 ** np.arange(-6, 4)  # per row, for regressors of unit size
+_HELD_OUT, _FEWEST_HELD_OUT = 0.1, 500  # groups on which penalties of products are compared
+_WORSE = 1.05  # smaller penalties are not tried once all errors are this much above the least
+_PRECISE, _VERY_PRECISE, _MAX_STEPS = 1e-4, 1e-7, 30  # of conjugate gradients
 _UNPENALISED = 1e3  # scale at which the penalty of a regressor becomes negligible
 _GRADIENT_ROWS = 500  # enough rows to average gradients over
 _LEARNING_ROWS, _LEARNING_WAVES = 10_000, 512  # enough to learn which inputs matter
@@ -181,6 +184,109 @@ def leave_one_out_ridge(
     return Regression(size[:, None] * (axes @ weights), predictions)
 
 
+@dataclass(frozen=True)
+class ProductRidge:
+    """A ridge regression on products of regressors of a group and factors of its members."""
+
+    weights: np.ndarray  # [regressors, factors, outputs]
+    error: float  # mean squared error on groups left out to choose the penalties
+
+
+def product_ridge(design: np.ndarray, factors: np.ndarray, targets: np.ndarray) -> ProductRidge:
+    """Regress targets of groups' members on the products of regressors and factors.
+
+    All products together may be tens of thousands of regressors. If the factors do not depend on
+    the regressors, the second moments of the products are nearly a Kronecker product, which is easy
+    to invert, so a few steps of conjugate gradients solve the normal equations. Each output has the
+    penalty with the lowest error on the last groups, and is then fitted to all of them.
+
+    Args:
+        design: Regressors of the groups, `[n, regressors]`; the first is the constant, whose
+            products are not shrunk.
+        factors: `[n, members, factors]`.
+        targets: `[n, members, outputs]`.
+    """
+    num = len(design)
+    held_out = min(max(round(_HELD_OUT * num), _FEWEST_HELD_OUT), num // 4)
+    size = _sizes(design, (0,))
+    whole = [np.asarray(each, float) for each in (design * size, factors, targets)]
+    few = [np.asarray(each[: num - held_out], np.float32) for each in whole]
+    last = [np.asarray(each[num - held_out :], np.float32) for each in whole]
+    some = _Products(*few)
+    outputs, weights = targets.shape[-1], np.zeros(some.joint.shape)
+    least, penalties = np.full(outputs, np.inf), np.full(outputs, _PENALTIES[-1])
+    start = weights.copy()
+    for penalty in _PENALTIES[::-1] if held_out else ():
+        weights = some.solved(np.full(outputs, penalty), weights)
+        misses = _of_products(last[0], last[1], weights) - last[2]
+        errors = np.mean(misses**2, axis=(0, 1))
+        better = errors < least
+        least[better], penalties[better] = errors[better], penalty
+        start[..., better] = weights[..., better]
+        if (errors > _WORSE * least).all():
+            break
+    weights = _Products(*whole).solved(penalties, start, precise=_VERY_PRECISE)
+    return ProductRidge(size[:, None, None] * weights, float(least.mean()) if held_out else np.inf)
+
+
+class _Products:
+    """Normal equations of a regression on products."""
+
+    def __init__(self, design: np.ndarray, factors: np.ndarray, targets: np.ndarray):
+        self.design, self.factors, self.num = design, factors, len(design)
+        values, self.axes = np.linalg.eigh((design.T @ design).astype(float))
+        flat = factors.reshape(-1, factors.shape[-1])
+        spreads, self.turn = np.linalg.eigh((flat.T @ flat).astype(float) / max(1, self.num))
+        self.moments = np.maximum(values, 0)[:, None] * np.maximum(spreads, 0)
+        self.joint = self._transposed(targets)
+
+    def solved(
+        self, penalties: np.ndarray, weights: np.ndarray, *, precise: float = _PRECISE
+    ) -> np.ndarray:
+        """Weights with these penalties per output and group, starting from some weights."""
+        shrinkage = penalties * self.num
+        inverse = 1 / (self.moments[..., None] + shrinkage)
+        rest = self.joint - self._moments(weights) - shrinkage * weights
+        step = better = self._turned(rest, inverse)
+        size = _dot(rest, better)
+        enough = precise**2 * _dot(self.joint, self._turned(self.joint, inverse))
+        for _ in range(_MAX_STEPS):
+            if (size <= enough).all():
+                break
+            change = self._moments(step) + shrinkage * step
+            length = size / np.maximum(_dot(step, change), 1e-300)
+            weights, rest = weights + length * step, rest - length * change
+            better = self._turned(rest, inverse)
+            before, size = size, _dot(rest, better)
+            step = better + size / np.maximum(before, 1e-300) * step
+        return weights
+
+    def _turned(self, values: np.ndarray, inverse: np.ndarray) -> np.ndarray:
+        """The Kronecker product's inverse times values."""
+        along = np.einsum("rs,rpt,pq->sqt", self.axes, values, self.turn, optimize=True) * inverse
+        return np.einsum("rs,sqt,pq->rpt", self.axes, along, self.turn, optimize=True)
+
+    def _moments(self, weights: np.ndarray) -> np.ndarray:
+        return self._transposed(_of_products(self.design, self.factors, weights))
+
+    def _transposed(self, targets: np.ndarray) -> np.ndarray:
+        joint = np.matmul(self.factors.transpose(0, 2, 1), targets)
+        joint = self.design.T @ joint.reshape(self.num, -1)
+        shape = (-1, self.factors.shape[-1], targets.shape[-1])
+        return joint.reshape(shape).astype(float)
+
+
+def _of_products(design: np.ndarray, factors: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Predictions of a regression on products, `[n, members, outputs]`."""
+    coefficients = design @ weights.reshape(len(weights), -1).astype(design.dtype)
+    return np.matmul(factors, coefficients.reshape(-1, *weights.shape[1:]))
+
+
+def _dot(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Inner products per output, `[outputs]`."""
+    return np.einsum("rpt,rpt->t", first, second)
+
+
 def fold_numbers(
     num: int, folds: int, groups: np.ndarray | None = None, *, seed: int = 0
 ) -> np.ndarray:
@@ -300,6 +406,42 @@ class FourierRidge:
         return self.features(inputs @ self.transform) @ self.fitted.weights
 
 
+def learned_transform(
+    inputs: np.ndarray,
+    fit: Callable[[np.ndarray, slice], tuple[np.ndarray, float]],
+    *,
+    waves: int,
+    rounds: int,
+    rng: np.random.Generator,
+    transform: np.ndarray | None = None,
+) -> np.ndarray:
+    """The transformation of `FourierRidge`, `[inputs, coordinates]`, learned from some rows.
+
+    Args:
+        inputs: Inputs of comparable scale, `[n, inputs]`.
+        fit: Regresses some rows on a design: returns weights `[regressors, outputs]` and the error.
+        waves: Maximum number of cosines.
+        rounds: Maximum number of rounds; learning stops early if a round does not help.
+        rng: Random generator that draws the cosines.
+        transform: The transformation to start from.
+    """
+    best, least = None, np.inf
+    transform = np.eye(inputs.shape[1]) if transform is None else transform
+    rows = slice(None, None, max(1, len(inputs) // _LEARNING_ROWS))
+    sample = inputs[rows]
+    for _ in range(rounds + 1):
+        seen = sample @ transform
+        features = RandomFourierFeatures.draw(seen, min(waves, _LEARNING_WAVES), rng)
+        weights, error = fit(features(seen), rows)
+        if error >= least:
+            break
+        best, least = transform, error
+        products = features.gradient_products(weights, seen[:: max(1, len(seen) // _GRADIENT_ROWS)])
+        transform = stretching(transform @ products @ transform.T)
+    assert best is not None
+    return best
+
+
 def fourier_ridge(
     inputs: np.ndarray,
     targets: np.ndarray,
@@ -320,24 +462,12 @@ def fourier_ridge(
         rng: Random generator that draws the cosines.
         transform: The transformation to start from, `[inputs, coordinates]`.
     """
-    best, least = None, np.inf
-    transform = np.eye(inputs.shape[1]) if transform is None else transform
-    step = max(1, len(inputs) // _LEARNING_ROWS)
-    sample, sample_targets = inputs[::step], targets[::step]
-    few = min(waves, _LEARNING_WAVES)
-    for _ in range(rounds + 1):
-        seen = sample @ transform
-        features = RandomFourierFeatures.draw(seen, few, rng)
-        fitted = leave_one_out_ridge(features(seen), sample_targets)
-        error = float(np.mean((fitted.predictions - sample_targets) ** 2))
-        if error >= least:
-            break
-        best, least = transform, error
-        products = features.gradient_products(
-            fitted.weights, seen[:: max(1, len(seen) // _GRADIENT_ROWS)]
-        )
-        transform = stretching(transform @ products @ transform.T)
-    assert best is not None
+
+    def fit(design: np.ndarray, rows: slice) -> tuple[np.ndarray, float]:
+        fitted = leave_one_out_ridge(design, targets[rows])
+        return fitted.weights, float(np.mean((fitted.predictions - targets[rows]) ** 2))
+
+    best = learned_transform(inputs, fit, waves=waves, rounds=rounds, rng=rng, transform=transform)
     seen = inputs @ best
     features = RandomFourierFeatures.draw(seen, waves, rng)
     fitted = leave_one_out_ridge(features(seen), targets)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import abc
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,6 @@ from cqm import storage
 from cqm.branches.dataset import Branches
 from cqm.models.behaviour import fit_behaviour
 from cqm.models.controls import (
-    centered_monomials,
     codes_in_box,
     first_codes,
     later_codes,
@@ -71,7 +70,6 @@ TRAINING = Training(UPDATES, batch_size=16, learning_rate=1e-3, schedule="cosine
 CYCLES = (1 / 16, 1 / 8, 5 / 16, 1 / 2)  # shares of the updates
 _STEP_UPDATES, _STEP_BATCH = 3, 1 / 2  # of single steps, relative to those of the cycles
 _RIDGE_FAMILIES = 50_000  # more families hardly change a regression
-_POLYNOMIAL_FAMILIES, _POLYNOMIAL_WEIGHTS = 5_000, 800
 _CORRECTION_DRAWS, _CORRECTED_ROWS = 8, 512
 _FUTURE_PATHS = 512  # noise paths kept for sampling futures
 
@@ -130,21 +128,21 @@ class ClosedForm(Candidate):
     def fit(self, families: Branches) -> Predictor:
         """Learn from families."""
 
-    def _polynomial(self, families: Branches, regressors: int) -> Predictor:
-        """Regression on controls from the box, with this many regressors of the state."""
-        families, frame = families[:_POLYNOMIAL_FAMILIES], self.task.frame
+    def _polynomial(self, families: Branches, inputs: Coordinates) -> Predictor:
+        """Regression on controls from the box; these inputs shape the coefficients."""
+        families, frame = families[:_RIDGE_FAMILIES], self.task.frame
         targets = np.concatenate([frame.observed(p) for p in families.batches()]) @ frame.targets
         if self.task.corrections is not None:
             targets = targets - self.task.corrections[: len(targets)]
         return polynomial_predictor(
-            frame.inputs,
+            inputs,
             families.observations,
             first_codes(families),
             targets,
             frame.outputs,
             self.task.controls,
-            regressors=regressors,
             seed=self.model.seed,
+            transform=frame.transform if inputs is frame.inputs else None,
         )
 
 
@@ -155,13 +153,14 @@ class Constant(ClosedForm):
 
     def fit(self, families: Branches) -> Predictor:
         """Average the effects."""
+        size = len(families.observation_names)
+        no_inputs = Coordinates(np.zeros(size), np.zeros((size, 0)))
         if not families.has_menu:
-            return self._polynomial(families, 1)
+            return self._polynomial(families, no_inputs)
         means = [part.effects().mean(axis=1).sum(axis=0) for part in families.batches()]
         mean = sum(means) / len(families) @ self.task.frame.targets  # [actions, coordinates]
-        size = len(families.observation_names)
         return FourierPredictor(
-            Coordinates(np.zeros(size), np.zeros((size, 0))),
+            no_inputs,
             np.zeros((1, 0, 0)),
             np.zeros((1, 0)),
             mean[None, :, None],
@@ -182,8 +181,7 @@ class RidgeRegression(ClosedForm):
     def fit(self, families: Branches) -> Predictor:
         """Fit every set of regressors and choose among them, output by output."""
         if not families.has_menu:
-            num_monomials = centered_monomials(self.task.controls).shape[-1]
-            return self._polynomial(families, max(1, _POLYNOMIAL_WEIGHTS // num_monomials))
+            return self._polynomial(families, self.task.frame.inputs)
         families, frame = families[:_RIDGE_FAMILIES], self.task.frame
         inputs = frame.inputs  # computed first, because it also learns the transform
         targets = np.concatenate([frame.rows_of_targets(p.effects()) for p in families.batches()])
@@ -421,10 +419,47 @@ class Direct(Trained):
         return DirectPredictor(self.maps.inputs, self.maps.outputs, network, self.controls)
 
 
+@dataclass(frozen=True)
+class Lessons:
+    """Answers for controls that no family tried, several sets for each family."""
+
+    controls: np.ndarray  # codes, [n, sets, arms, controls]
+    answers: np.ndarray  # [n, sets, arms, coordinates], centred over the arms
+
+
 class Distilled(Direct):
-    """A direct network trained to reproduce the answers of a slower predictor."""
+    """A direct network trained to reproduce the answers of a slower predictor.
+
+    Args:
+        task: Its corrections turn labels into answers.
+        lessons: More answers, if actions are controls from the box.
+    """
 
     name = "distilled"
+
+    def __init__(self, task: Task, lessons: Lessons | None = None):
+        super().__init__(task)
+        self.lessons = lessons
+        if lessons is not None and self.model.updates is None:
+            times = 1 + lessons.answers.shape[1]  # as many as there are more rows to learn from
+            self.settings = replace(self.settings, updates=times * self.settings.updates)
+
+    def source(self, *, everything: bool) -> Source:
+        """Rows of the families with their answers, each followed by its lessons."""
+        source, lessons = super().source(everything=everything), self.lessons
+        if lessons is None:
+            return source
+        assert isinstance(source, InMemory)
+        own, num_sets = source.arrays, lessons.answers.shape[1]
+        more = {"controls": lessons.controls, "targets": lessons.answers}
+        rows = {
+            name: jnp.concatenate([own[name][:, None], jnp.asarray(each, jnp.float32)], axis=1)
+            for name, each in more.items()
+        }
+        rows = {name: each.reshape(-1, *each.shape[2:]) for name, each in rows.items()}
+        rows["inputs"] = jnp.repeat(own["inputs"], 1 + num_sets, axis=0)
+        num = None if source.num is None else (1 + num_sets) * source.num
+        return InMemory(rows, num)
 
 
 @dataclass(frozen=True)
@@ -552,9 +587,7 @@ class Unrolled(Trained):
 
     def loss(self) -> MemberLossFn:
         """Error of whole branches."""
-        frame = self.task.frame
-        discounts = jnp.asarray(self.task.families.recipe.discounts, jnp.float32)
-        targets = jnp.asarray(frame.steps.outputs.T @ frame.targets, jnp.float32)
+        discounts, targets = self._discounts, self._to_targets
         return lambda member, batch: unrolled_loss(member, batch, discounts, targets)
 
     def predictor(self, network: Any) -> UnrolledPredictor:
@@ -593,45 +626,75 @@ class Unrolled(Trained):
         None if the distribution of the later actions is unknown or the families do not fit into
         memory.
         """
-        task, source = self.task, self.source(everything=True)
-        recipe = task.families.recipe
+        source, recipe = self.source(everything=True), self.task.families.recipe
         if not recipe.continuation.open_loop or not isinstance(source, InMemory):
             return None
-        rows = source.arrays
-        num, arms, table = len(rows["inputs"]), rows["controls"].shape[1], task.controls
-        rng = np.random.default_rng([self.model.seed, 2])
-        first = rows["controls"][:, None, :, :1]
-        to_targets = jnp.asarray(task.frame.steps.outputs.T @ task.frame.targets, jnp.float32)
-        discounts = jnp.asarray(recipe.discounts, jnp.float32)
+        rows, rng = source.arrays, np.random.default_rng([self.model.seed, 2])
         noise_parts, effect_parts = [], []
+        for chosen, others in self._averaged(network, rows, rows["controls"][:, :, 0], rng):
+            noise = rows["noise"][chosen, None] if "noise" in rows else None
+            inputs, controls = rows["inputs"][chosen], rows["controls"][chosen]
+            own = _outcomes(network, inputs, controls, noise, self._discounts)
+            noise_parts.append(np.asarray(center(own - others) @ self._to_targets))
+            effect_parts.append(np.asarray(center(others) @ self._to_targets))
+        both = [np.concatenate(parts) for parts in (noise_parts, effect_parts)]
+        if not all(np.isfinite(values).all() for values in both):
+            raise ValueError("what it says about the labels is not finite")
+        return Explanation(*(v.reshape(-1, recipe.draws, *v.shape[1:]).mean(axis=1) for v in both))
+
+    def answers(self, network: Any, first: np.ndarray) -> np.ndarray:
+        """Mean effects of other first actions under a few fresh draws, `[n, arms, coordinates]`.
+
+        Args:
+            network: The networks.
+            first: Codes for all families, `[n, arms, controls]`.
+        """
+        source, draws = self.source(everything=True), self.task.families.recipe.draws
+        assert isinstance(source, InMemory)
+        rows = {name: values[::draws] for name, values in source.arrays.items()}
+        rng = np.random.default_rng([self.model.seed, 6])
+        parts = self._averaged(network, rows, jnp.asarray(first, jnp.float32), rng)
+        return np.concatenate([np.asarray(center(m) @ self._to_targets) for _, m in parts])
+
+    def _averaged(
+        self, network: Any, rows: Batch, first: Array, rng: np.random.Generator
+    ) -> Iterator[tuple[slice, Array]]:
+        """Outcomes of first actions, averaged over a few fresh draws, block by block of the rows.
+
+        Yields:
+            Which rows, and their outcomes `[block, arms, outputs]`.
+        """
+        task, recipe, table = self.task, self.task.families.recipe, self.task.controls
+        num, arms = first.shape[:2]
         for start in range(0, num, _CORRECTED_ROWS):
             chosen = slice(start, start + _CORRECTED_ROWS)
-            size = len(rows["inputs"][chosen])
+            size = len(first[chosen])
             later = task.drawn_later(rng, (size, _CORRECTION_DRAWS, recipe.horizon - 1))
             later = later if recipe.continuation.on_box else table[later]
             later = np.broadcast_to(
                 later[:, :, None], (size, _CORRECTION_DRAWS, arms, *later.shape[2:])
             )
-            fresh = jnp.concatenate(
-                [jnp.broadcast_to(first[chosen], (*later.shape[:3], 1, table.shape[1])), later],
-                axis=3,
+            now = jnp.broadcast_to(
+                first[chosen, None, :, None], (*later.shape[:3], 1, table.shape[1])
             )
-            noise = fresh_noise = None
+            fresh = jnp.concatenate([now, later], axis=3)
+            noise = None
             if "noise" in rows:
-                noise = rows["noise"][chosen, None]
                 drawn = rng.integers(num, size=(size, _CORRECTION_DRAWS))
-                fresh_noise = jnp.repeat(rows["noise"][drawn], arms, axis=1)
-            inputs = rows["inputs"][chosen]
-            own = _outcomes(network, inputs, rows["controls"][chosen], noise, discounts)
+                noise = jnp.repeat(rows["noise"][drawn], arms, axis=1)
             flat = fresh.reshape(size, _CORRECTION_DRAWS * arms, *fresh.shape[3:])
-            others = _outcomes(network, inputs, flat, fresh_noise, discounts)
-            others = others.reshape(size, _CORRECTION_DRAWS, arms, -1).mean(axis=1)
-            noise_parts.append(np.asarray(center(own - others) @ to_targets))
-            effect_parts.append(np.asarray(center(others) @ to_targets))
-        both = [np.concatenate(parts) for parts in (noise_parts, effect_parts)]
-        if not all(np.isfinite(values).all() for values in both):
-            raise ValueError("what it says about the labels is not finite")
-        return Explanation(*(v.reshape(-1, recipe.draws, *v.shape[1:]).mean(axis=1) for v in both))
+            found = _outcomes(network, rows["inputs"][chosen], flat, noise, self._discounts)
+            yield chosen, found.reshape(size, _CORRECTION_DRAWS, arms, -1).mean(axis=1)
+
+    @functools.cached_property
+    def _discounts(self) -> Array:
+        return jnp.asarray(self.task.families.recipe.discounts, jnp.float32)
+
+    @functools.cached_property
+    def _to_targets(self) -> Array:
+        """From outputs of the network to the coordinates that are learned."""
+        frame = self.task.frame
+        return jnp.asarray(frame.steps.outputs.T @ frame.targets, jnp.float32)
 
     @functools.cached_property
     def _behaviour(self) -> Any:

@@ -29,11 +29,12 @@ from cqm.models.candidates import (
     ClosedForm,
     Distilled,
     Explanation,
+    Lessons,
     Task,
     Trained,
     Unrolled,
 )
-from cqm.models.controls import first_codes
+from cqm.models.controls import codes_in_box, first_codes
 from cqm.models.frame import Frame
 from cqm.models.held_out import HeldOut, num_kept
 from cqm.models.predictors import Predictor, StackedPredictor, UnrolledPredictor
@@ -53,6 +54,7 @@ CLEANED = " on cleaned labels"
 _WORTH_CLEANING = 0.9  # labels are cleaned if at most this share of their noise is left
 _TOLERANCE = 0.001  # by how much the error may be higher, in own units, if that avoids unrolling
 _TOLERATED_SHARE = 0.01  # or by this share of the error, whichever is larger
+_LESSONS = 3  # sets of other controls per family whose effects are distilled
 _SECONDS_PER_TRAINING = 2.5  # of a whole training run, relative to its cycles alone
 _CHECKED = 32  # states for which a refitted candidate's predictions are checked
 _FEWEST_UPDATES = 100  # a network that has time for fewer is left out
@@ -250,7 +252,7 @@ class Choice:
         wanted = "direct" in self.model.names_of_candidates and self.task.frame.centred_alone
         if wanted and self.teacher.is_slow and self.explanation is not None:
             with self._optional("distilling"):
-                self._attempt(Distilled(self._taught(self.explanation)))
+                self._attempt(Distilled(self._taught(self.explanation), self._lessons()))
 
     def _taught(self, explanation: Explanation) -> Task:
         """The task of learning the teacher's answers, for all families."""
@@ -267,6 +269,31 @@ class Choice:
                     labels -= weight * effects @ frame.targets
             known[rows], start = labels, rows.stop
         return replace(self.task, corrections=known)
+
+    def _lessons(self) -> Lessons | None:
+        """The teacher's answers for other controls from the box; None if actions are on a menu."""
+        frame, families = self.task.frame, self.task.all_families
+        if families.has_menu:
+            return None
+        rng = np.random.default_rng([self.model.seed, 7])
+        arms, num_controls = families.num_arms, self.task.controls.shape[1]
+        codes = codes_in_box(rng.random((len(families), _LESSONS * arms, num_controls)))
+        answers: Any = 0.0
+        for attempt, weight in zip(self.teacher.attempts, self.teacher.weights, strict=True):
+            candidate, predictor = attempt.candidate, attempt.predictor
+            assert predictor is not None
+            if isinstance(candidate, Unrolled) and isinstance(predictor, UnrolledPredictor):
+                answers = answers + weight * candidate.answers(predictor.network, codes)
+                continue
+            parts, start = [], 0
+            for part in families.batches():
+                asked = codes[start : start + len(part)]
+                effects = predictor(part.observations, asked).mean(axis=0)
+                parts.append(effects @ frame.targets)
+                start += len(part)
+            answers = answers + weight * np.concatenate(parts)
+        codes, answers = (v.reshape(len(v), _LESSONS, arms, -1) for v in (codes, answers))
+        return Lessons(codes, center(answers))
 
     @contextlib.contextmanager
     def _optional(self, what: str) -> Iterator[None]:
@@ -469,7 +496,7 @@ class Choice:
             assert isinstance(candidate, Trained)
             assert attempt.cycle is not None
             if isinstance(candidate, Distilled):
-                candidate = Distilled(self._taught_anew())
+                candidate = Distilled(self._taught_anew(), self._lessons())
             network = candidate.train(attempt.before, "all", attempt.cycle, everything=True)
             predictor = candidate.predictor(network)
         _finite(predictor(self._observations[:_CHECKED]))

@@ -188,6 +188,10 @@ class Frame:
             return self.rows_of_targets(self._effects)
         along = center(first_codes(self.branches[: len(self._effects)]))  # [n, arms, controls]
         effects = self._effects.mean(axis=1) @ self.targets
+        # The slopes that all states share would only add noise, because controls are random.
+        flat = along.reshape(-1, along.shape[-1])
+        shared = np.linalg.lstsq(flat, effects.reshape(len(flat), -1), rcond=None)[0]
+        effects = effects - along @ shared
         slopes = np.einsum("nac,nat->nct", along, effects) / along.shape[1]
         return slopes.reshape(len(slopes), -1)
 

@@ -14,11 +14,15 @@ from cqm.regression import (
     RandomFourierFeatures,
     Regression,
     fourier_ridge,
+    learned_transform,
     leave_one_out_ridge,
     pair_products,
+    product_ridge,
 )
 
 _WAVES, _ROUNDS = 1_024, 1
+_PRODUCTS = 8_192  # regressors of the state times monomials of the controls
+_PRODUCT_ROUNDS = 5
 _MAX_PAIRS = 1_000  # products of inputs in a quadratic regression
 
 
@@ -104,29 +108,37 @@ def polynomial_predictor(
     basis: np.ndarray,
     menu: np.ndarray,
     *,
-    regressors: int,
     seed: int,
+    transform: np.ndarray | None = None,
 ) -> PolynomialPredictor:
     """Regress labels on polynomials of the controls whose coefficients depend on the state.
 
     Args:
-        coordinates: From observations to inputs, the most important ones first.
+        coordinates: From observations to inputs of comparable scale.
         observations: `[n, observations]`.
         codes: Codes of the controls, `[n, arms, controls]`.
         labels: Centred over the arms, `[n, arms, coordinates]`.
         basis: From coordinates of labels to what is predicted, `[features, coordinates]`.
         menu: Codes of the candidate actions, `[actions, controls]`.
-        regressors: Number of regressors of the state: a constant, inputs, and random cosines if
-            there are fewer inputs.
         seed: Random seed for the cosines.
+        transform: Scaling of the inputs that suits a regression, if known.
     """
-    size = min(coordinates.matrix.shape[1], regressors - 1)
-    coordinates = Coordinates(coordinates.shift, coordinates.matrix[:, :size])
     inputs, rng = coordinates(observations), np.random.default_rng(seed)
-    features = RandomFourierFeatures.draw(inputs, regressors - 1 - size if size else 0, rng)
     monomials = center(centered_monomials(codes))
-    design = np.einsum("nap,nr->napr", monomials, features(inputs))
-    design = design.reshape(labels.shape[0] * labels.shape[1], -1)
-    fitted = leave_one_out_ridge(design, labels.reshape(len(design), -1), free=())
-    weights = fitted.weights.reshape(monomials.shape[-1], -1, labels.shape[-1])
+    spread = np.sqrt(np.mean(monomials**2, axis=(0, 1)))
+    waves = 0
+    if inputs.shape[1]:
+        waves = min(_WAVES, _PRODUCTS // monomials.shape[-1], max(16, len(inputs) // 4))
+
+    def fit(design: np.ndarray, rows: slice) -> tuple[np.ndarray, float]:
+        fitted = product_ridge(design, monomials[rows], labels[rows])
+        return (spread[:, None] * fitted.weights).reshape(len(fitted.weights), -1), fitted.error
+
+    best = learned_transform(
+        inputs, fit, waves=waves, rounds=_PRODUCT_ROUNDS, rng=rng, transform=transform
+    )
+    coordinates = Coordinates(coordinates.shift, coordinates.matrix @ best)
+    inputs = coordinates(observations)
+    features = RandomFourierFeatures.draw(inputs, waves, rng)
+    weights = product_ridge(features(inputs), monomials, labels).weights.transpose(1, 0, 2)
     return PolynomialPredictor(coordinates, basis, menu, features, weights)
