@@ -11,8 +11,8 @@ from a larger pool, and asked about other states with 16 rewards:
 - shift: how often batches of 200 states are warned about: from starts three times as wide, from a
   policy that holds one random action for 20 steps, and from the calibration distribution.
 
-Rerun the command to resume it. Models and branches are kept in `--work`; `--models` takes models
-that `benchmarks.rewards` saved there.
+Rerun the command to resume it. Models and branches are kept in `--work`; `--models` reuses the
+models of `benchmarks.rewards`.
 
     python -m benchmarks.certificates --models runs/rewards
     python -m benchmarks.certificates --smoke --work /tmp/smoke --out /tmp/smoke.csv
@@ -76,7 +76,7 @@ class Settings:
     smoke: bool = False
     """Only try the script out, on two worlds with few states and a quick model."""
     models: Path | None = None
-    """Directory with saved models, as `WORLD-NUISANCE-STATES/model`; others are fitted."""
+    """Where `benchmarks.rewards` has left its models; others are fitted."""
     work: Path = Path("runs/certificates")
     """Where branches and models are kept."""
     out: Path = Path("benchmarks/results/certificates.csv")
@@ -121,7 +121,7 @@ def measure(settings: Settings, name: str) -> dict[str, str]:
     """One row of the table."""
     nuisance = settings.nuisance if name in DOMAINS else 0
     world, continuation = zoo.load(f"{name}+{nuisance}" if nuisance else name, settings.seed)
-    place = f"{name}-{nuisance}-{settings.states}"
+    place = f"{name}-{nuisance}-{settings.states}-{settings.seed}"
     work, seed = settings.work / place, settings.seed
     recipe: dict[str, Any] = {"continuation": continuation}
     model = fitted(settings, world, place, recipe)
@@ -188,10 +188,13 @@ def measure(settings: Settings, name: str) -> dict[str, str]:
 
 def fitted(settings: Settings, world: World, place: str, recipe: dict[str, Any]) -> cqm.EffectModel:
     """The default model, loaded if it was saved before."""
-    for directory in filter(None, (settings.models, settings.work)):
-        if (directory / place / "model").exists():
-            return cqm.EffectModel.load(directory / place / "model")
     work = settings.work / place
+    places = [work / "model"]
+    if settings.models is not None:
+        places.append(settings.models / place / "model-default-updates")
+    for directory in places:
+        if directory.exists():
+            return cqm.EffectModel.load(directory)
     train = cqm.collect(
         world,
         states=settings.states,
