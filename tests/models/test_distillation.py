@@ -117,6 +117,32 @@ def test_answers_need_no_unrolling_and_the_transition_is_kept(
         np.testing.assert_array_equal(model.transition_(states), expected)
 
 
+def test_controls_that_no_family_tried_are_taught_too(no_direct, monkeypatch):
+    world = pushed_world(
+        lambda state, action, noise: action * np.sin(state[:, 1]),
+        control_low=[-1],
+        control_high=[1],
+    )
+    recipe = {**RECIPE, "actions": "box", "continuation": "box", "arms": 4}
+    branches = cqm.collect(world, states=400, seed=1, **recipe)
+    monkeypatch.setattr(choice, "_LESSONS", 2)
+    updates = {"unrolled": [240], "distilled": [1]}
+    model = Remembering(**NETWORKS, updates=updates).fit(branches)
+    [attempt] = [a for a in model.choice.attempts if a.name == "distilled"]
+    rows = attempt.candidate.source(everything=True).arrays
+    assert len(rows["inputs"]) == 3 * 400
+    assert attempt.candidate.source(everything=False).num == 3 * 300
+    np.testing.assert_allclose(np.asarray(rows["targets"]).sum(axis=1), 0, atol=1e-5)
+    tried = np.asarray(rows["controls"]).reshape(400, 3, 4)
+    assert len(np.unique(tried)) == tried.size
+    # An action pushes in every state by as much as the sine of the second coordinate.
+    states = model.choice.task.all_families.observations
+    pushes = center(tried[..., None])[..., 0] * np.sin(states[:, 1])[:, None, None]
+    taught = np.asarray(rows["targets"]).reshape(400, 3, 4, -1)[..., 0]
+    for number in range(3):
+        assert abs(np.corrcoef(pushes[:, number].ravel(), taught[:, number].ravel())[0, 1]) > 0.9
+
+
 @pytest.mark.parametrize("reference", [None, (0.2, 0.3, 0.5)])
 def test_the_networks_learn_the_mean_answers(reference, noisy, no_direct, monkeypatch):
     taught = {}
