@@ -231,23 +231,16 @@ def least_squares():
 
 def rewards():
     """Regret for rewards that are not linear, by the way they are answered."""
-    ways = ("chosen", "without_branches", "integrated", "projected", "regressed")
+    ways = ("without_branches", "integrated", "projected", "regressed")
     ways += ("plain_regression", "exact_projection", "floor")
-    found = rows("rewards.csv")
-    ways = tuple(way for way in ways if f"regret_{way}" in found[0])
-    header = ["world", "nuisance", "reward", *(way.replace("_", " ") for way in ways)]
-    return markdown(
-        header,
-        [
-            [
-                short(row["world"]),
-                row["nuisance"],
-                row["reward"],
-                *(f"{float(row[f'regret_{way}']):.3f}" for way in ways),
-            ]
-            for row in found
-        ],
-    )
+    header = ["world", "nuisance", "reward", "chosen", *(way.replace("_", " ") for way in ways)]
+    lines = []
+    for row in rows("rewards.csv"):
+        chosen, error = (float(row[f"{key}_chosen"]) for key in ("regret", "standard_error"))
+        others = (f"{float(row[f'regret_{way}']):.3f}" for way in ways)
+        own = [short(row["world"]), row["nuisance"], row["reward"], f"{chosen:.3f} ± {error:.3f}"]
+        lines.append([*own, *others])
+    return markdown(header, lines)
 
 
 def events():
@@ -255,8 +248,74 @@ def events():
     return markdown(
         ["world", "event", "slope", "standard error"],
         [
-            [row["world"], row["event"], row["slope"], row["standard_error"]]
+            [
+                row["world"],
+                row["event"],
+                *(f"{float(row[key]):.3f}" for key in ("slope", "standard_error")),
+            ]
             for row in rows("events.csv")
+        ],
+    )
+
+
+def certificates():
+    """How often what certificates promise holds."""
+    columns = {
+        "intervals hold": ("covered",),
+        "against many draws": ("covered_many",),
+        "in each quarter": ("by_group_least", "by_group_most"),
+        "regret bounds hold": ("bound_holds",),
+        "certain": ("certain",),
+        "before": ("certain_before",),
+        "wrong if certain": ("wrong",),
+        "warned: wide starts": ("warned_wide",),
+        "held actions": ("warned_policy",),
+        "no shift": ("warned_unshifted",),
+    }
+    return markdown(
+        ["world", "nuisance", *columns],
+        [
+            [
+                short(row["world"]) if row["nuisance"] != "0" else row["world"],
+                row["nuisance"],
+                *(" to ".join(f"{float(row[k]):.3f}" for k in keys) for keys in columns.values()),
+            ]
+            for row in rows("certificates.csv")
+        ],
+    )
+
+
+def box():
+    """Models of random controls against models of the menu."""
+    errors = ("excess_error_menu", "excess_error_box")
+    shares = ("claimed", "right_if_claimed")
+    header = ["world", "learned from the menu", "from random controls", "ratio"]
+    return markdown(
+        [*header, "gain claimed", "claims that hold"],
+        [
+            [
+                short(row["world"]),
+                *(small(row[key]) for key in errors),
+                f"{float(row['ratio']):.2f}",
+                *(f"{float(row[key]):.1%}" if row[key] else "" for key in shares),
+            ]
+            for row in rows("box.csv")
+        ],
+    )
+
+
+def menus():
+    """What menus lose against the whole box."""
+    columns = {"loss": "loss", "predicted loss": "loss_predicted", "bound": "bound"}
+    return markdown(
+        ["world", "actions", *columns],
+        [
+            [
+                short(row["world"]),
+                row["actions"],
+                *(f"{float(row[key]):.2f}" for key in columns.values()),
+            ]
+            for row in rows("box_menus.csv")
         ],
     )
 
@@ -283,6 +342,10 @@ FILLED = {
     "least-squares": least_squares,
     "null-sets": null_sets,
     "rewards": rewards,
+    "events": events,
+    "certificates": certificates,
+    "box": box,
+    "menus": menus,
 }
 
 
