@@ -43,7 +43,7 @@ from cqm.models.preprocessing import Conditioning
 from cqm.models.rewards import EventFn, happens, rewards_of, sampled_futures
 from cqm.models.scorer import Scorer
 from cqm.models.training import Training
-from cqm.names import Action, action_indices, checked_action_names
+from cqm.names import Action, action_indices, checked_action_names, shortened
 from cqm.observations import as_observations
 from cqm.queries import Query, QueryLike, RewardFn
 from cqm.quotient import ComparisonGraph, Reference, as_reference, center
@@ -669,16 +669,20 @@ class EffectModel(Estimator):
             raise ValueError(
                 f"effect_measure takes the observations of one state; got shape {state.shape}"
             )
-        codes = (
-            None
-            if self.box_ is None
-            else np.concatenate([self._codes(None, state), self._base()[0]])
-        )
+        index, names = action_indices(action, self.action_names_), self.action_names_
+        if index.ndim or not 0 <= index < len(names):
+            raise ValueError(
+                f"action must be the name or the index of one of {shortened(names)}; got "
+                f"{shown(action)}"
+            )
+        codes = None
+        if self.box_ is not None:
+            codes = np.concatenate([self._codes(None, state), self._base()[0]])
         [futures] = transition.futures(state[None], codes)
         _, num, num_actions, horizon, size = futures.shape
         assert transition.levels is not None
         futures[..., transition.levels.unknown > 0] = np.nan
-        chosen = np.eye(num_actions)[int(action_indices(action, self.action_names_))]
+        chosen = np.eye(num_actions)[int(index)]
         by_action = chosen - self._reference_weights(num_actions)
         weights = np.multiply.outer(by_action, self.recipe_.discounts) / num
         weights = np.broadcast_to(weights, (num, num_actions, horizon))

@@ -64,6 +64,19 @@ class Things:
     def _model(self):
         return cqm.load_model(self.materials.path("model"))
 
+    def _box_model(self):
+        world = pendulum_world(control_low=[-1.0], control_high=[1.0])
+        branches = cqm.collect(
+            world, states=40, horizon=2, actions="box", continuation="box", show_progress=False
+        )
+        return cqm.EffectModel(candidates="ridge").fit(branches, show_progress=False)
+
+    def _transition(self):
+        """A model that can predict futures."""
+        branches = cqm.collect(self.world, states=40, horizon=2, per_step=True, show_progress=False)
+        settings = {"candidates": "unrolled", "width": 4, "draws": 4, "training": made.TRAINING}
+        return cqm.EffectModel(**settings).fit(branches, show_progress=False)
+
     def _held_out(self):
         return cqm.Branches.open(self.materials.path("held-out"))
 
@@ -396,6 +409,53 @@ def entries(t):
         "model.act": (
             t.model.act,
             {"observations": ("states", t.states), "query": ("query", t.query)},
+        ),
+        "model.act over the box": (
+            t.box_model.act,
+            {
+                "observations": ("states", np.zeros((2, 3))),
+                "query": ("query", [1.0, 2.0, 3.0]),
+                "over": ("choice", "box"),
+            },
+        ),
+        "model.effect of controls": (
+            t.box_model.effect,
+            {
+                "observations": ("states", np.zeros((2, 3))),
+                "actions": ("wild", [[0.0], [0.5]]),
+            },
+        ),
+        "model.with_actions": (t.box_model.with_actions, {"actions": ("numbers", [[0.0], [0.5]])}),
+        "model.answer": (
+            t.transition.answer,
+            {
+                "reward": ("query", lambda features: features[..., 0] ** 2),
+                "branches": ("wild", None),
+            },
+        ),
+        "model.reward_advantage": (
+            t.transition.reward_advantage,
+            {
+                "observations": ("states", np.zeros((2, 3))),
+                "reward_fn": ("function", lambda features: features[..., 0] ** 2),
+                "draws": ("count huge", 4),
+            },
+        ),
+        "model.event_effect": (
+            t.transition.event_effect,
+            {
+                "observations": ("states", np.zeros((2, 3))),
+                "event_fn": ("function", lambda paths: (paths[..., 0] > 0).any(axis=-1)),
+                "draws": ("count huge", 4),
+            },
+        ),
+        "model.effect_measure": (
+            t.transition.effect_measure,
+            {
+                "observations": ("states", np.zeros(3)),
+                "action": ("action", 1),
+                "draws": ("count huge", 4),
+            },
         ),
         "model.certify": (
             t.model.certify,

@@ -92,6 +92,9 @@ def test_a_measure_has_no_mass_and_integrates_to_the_effect(fitted):
         )
     with pytest.raises(ValueError, match="one state"):
         model.effect_measure(held_out.observations, 0)
+    for wrong in (17, -1, [0, 1]):
+        with pytest.raises(ValueError, match="action must be the name or the index of one"):
+            model.effect_measure(state, wrong)
 
 
 def test_saved_and_loaded(fitted, tmp_path):
