@@ -21,7 +21,7 @@ from cqm.regression import (
 )
 
 _WAVES, _ROUNDS = 1_024, 1
-_PRODUCTS = 8_192  # regressors of the state times monomials of the controls
+_PRODUCTS = 8_192  # inputs times monomials of the controls, and cosines times monomials
 _PRODUCT_ROUNDS = 5
 _MAX_PAIRS = 1_000  # products of inputs in a quadratic regression
 
@@ -114,7 +114,8 @@ def polynomial_predictor(
     """Regress labels on polynomials of the controls whose coefficients depend on the state.
 
     Args:
-        coordinates: From observations to inputs of comparable scale.
+        coordinates: From observations to inputs of comparable scale, the most important ones first;
+            the last ones are left out if there are too many.
         observations: `[n, observations]`.
         codes: Codes of the controls, `[n, arms, controls]`.
         labels: Centred over the arms, `[n, arms, coordinates]`.
@@ -123,12 +124,14 @@ def polynomial_predictor(
         seed: Random seed for the cosines.
         transform: Scaling of the inputs that suits a regression, if known.
     """
-    inputs, rng = coordinates(observations), np.random.default_rng(seed)
-    monomials = center(centered_monomials(codes))
+    monomials, rng = center(centered_monomials(codes)), np.random.default_rng(seed)
     spread = np.sqrt(np.mean(monomials**2, axis=(0, 1)))
-    waves = 0
-    if inputs.shape[1]:
-        waves = min(_WAVES, _PRODUCTS // monomials.shape[-1], max(16, len(inputs) // 4))
+    most = max(1, _PRODUCTS // monomials.shape[-1])
+    if coordinates.matrix.shape[1] > most:
+        coordinates = Coordinates(coordinates.shift, coordinates.matrix[:, :most])
+        transform = None
+    inputs = coordinates(observations)
+    waves = min(_WAVES, most, max(16, len(inputs) // 4)) if inputs.shape[1] else 0
 
     def fit(design: np.ndarray, rows: slice) -> tuple[np.ndarray, float]:
         fitted = product_ridge(design, monomials[rows], labels[rows])

@@ -2,7 +2,10 @@ import numpy as np
 import pytest
 
 import cqm
+from cqm.models import ridge
 from cqm.models.controls import box_codes, box_controls, box_rule, centered_monomials
+from cqm.models.preprocessing import Coordinates
+from cqm.quotient import center
 from cqm.worlds.function import FunctionWorld
 
 LOW, HIGH = np.array([-1.0, 0.0]), np.array([3.0, 2.0])
@@ -277,3 +280,19 @@ def test_many_controls_and_states_are_answered_in_blocks(model, monkeypatch):
     monkeypatch.setattr("cqm.models.effect._BOX_STATES", 7)
     np.testing.assert_allclose(model.effect(STATES, actions=asked), whole[0], atol=1e-9)
     np.testing.assert_allclose(model.act(STATES, query, over="box").controls, whole[1], atol=1e-6)
+
+
+def test_many_observations_and_controls_make_a_regression_of_bounded_size(monkeypatch):
+    monkeypatch.setattr(ridge, "_PRODUCTS", 200)
+    rng, num_controls = np.random.default_rng(0), 4
+    coordinates = Coordinates(np.zeros(30), np.eye(30))
+    codes, observations = rng.normal(size=(120, 5, num_controls)), rng.normal(size=(120, 30))
+    labels = center(codes[..., :1] * observations[:, :1, None])
+    menu = codes[0]
+    predictor = ridge.polynomial_predictor(
+        coordinates, observations, codes, labels, np.eye(1), menu, seed=0, transform=np.eye(30)
+    )
+    num_monomials = num_controls * (num_controls + 3) // 2
+    assert predictor.weights.shape == (num_monomials, 1 + 2 * (200 // num_monomials), 1)
+    predicted = center(predictor(observations, codes)[0])
+    assert np.mean((predicted - labels) ** 2) < 0.05 * np.mean(labels**2)
