@@ -189,7 +189,7 @@ class ProductRidge:
     """A ridge regression on products of regressors of a group and factors of its members."""
 
     weights: np.ndarray  # [regressors, factors, outputs]
-    error: float  # mean squared error on groups left out to choose the penalties
+    error: float  # mean squared error on groups left out to choose the penalties, or infinite
 
 
 def product_ridge(design: np.ndarray, factors: np.ndarray, targets: np.ndarray) -> ProductRidge:
@@ -433,7 +433,7 @@ def learned_transform(
         seen = sample @ transform
         features = RandomFourierFeatures.draw(seen, min(waves, _LEARNING_WAVES), rng)
         weights, error = fit(features(seen), rows)
-        if error >= least:
+        if best is not None and error >= least:
             break
         best, least = transform, error
         products = features.gradient_products(weights, seen[:: max(1, len(seen) // _GRADIENT_ROWS)])

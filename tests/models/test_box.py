@@ -296,3 +296,9 @@ def test_many_observations_and_controls_make_a_regression_of_bounded_size(monkey
     assert predictor.weights.shape == (num_monomials, 1 + 2 * (200 // num_monomials), 1)
     predicted = center(predictor(observations, codes)[0])
     assert np.mean((predicted - labels) ** 2) < 0.05 * np.mean(labels**2)
+
+
+def test_three_families_are_too_few_to_compare_penalties_but_enough_to_fit():
+    branches = cqm.collect(aiming_world(), states=3, horizon=2, actions="box", continuation="box")
+    model = cqm.EffectModel(candidates="ridge", validation=0).fit(branches)
+    assert np.isfinite(model.effect(STATES, actions=[[0.0, 0.5], [2.5, 1.9]])).all()
