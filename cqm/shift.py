@@ -26,8 +26,7 @@ from cqm.arguments import real_numbers
 
 SMALLEST_BATCH = 10  # states; fewer are only judged one by one
 _NEIGHBOURS = 5
-_MOST = 1_000  # calibration states that others are compared with
-_MOST_TESTED = 500  # states of a batch in the kernel test, and calibration states in it
+_MOST = 1_000  # calibration states that others are compared with, and states of a batch
 _FALSE_ALARMS = 0.01  # of each of the two tests
 _PERMUTATIONS = 199
 _BANDWIDTHS = (0.5, 1.0, 2.0)  # in units of the median distance
@@ -89,9 +88,8 @@ class KnownStates:
         if _larger(*distances, rounding=rounding) < _FALSE_ALARMS:
             return True
         rng = np.random.default_rng(0)
-        rows = rng.permutation(len(inputs))[:_MOST_TESTED]
-        others = self._reference[:_MOST_TESTED]
-        return _same_law(inputs[rows], others, rng, rounding=rounding) <= _FALSE_ALARMS
+        rows = rng.permutation(len(inputs))[:_MOST]
+        return _same_law(inputs[rows], self._reference, rng, rounding=rounding) <= _FALSE_ALARMS
 
     def to_arrays(self) -> dict[str, np.ndarray]:
         """Arrays to save with a calibration."""

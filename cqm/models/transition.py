@@ -26,7 +26,7 @@ from cqm.quotient import center
 
 LATENT = 32  # coordinates of a state that has to be learned
 _LEAST_SPREAD = 1e-3  # smallest spread of a step's change, relative to that of the coordinate
-_ABSOLUTE_WEIGHT = 0.1  # weight of the error in the features themselves, relative to their effects
+_ABSOLUTE_WEIGHT = 1.0  # weight of the error in the features themselves, relative to their effects
 
 
 class Transition(eqx.Module):
