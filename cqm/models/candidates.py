@@ -68,9 +68,11 @@ UPDATES = 16_000
 TRAINING = Training(UPDATES, batch_size=16, learning_rate=1e-3, schedule="cosine")
 """Default training of a network; many small batches give the lowest error in a given time."""
 CYCLES = (1 / 16, 1 / 8, 5 / 16, 1 / 2)  # shares of the updates
-_STEP_UPDATES, _STEP_BATCH = 3, 1 / 2  # of single steps, relative to those of the cycles
+_UNROLLED_RATE = 5e-4  # learning rate of whole branches, lower because single steps come first
+_STEP_UPDATES, _STEP_BATCH, _STEP_RATE = 3, 1 / 2, 16  # of single steps, relative to whole branches
 _RIDGE_FAMILIES = 50_000  # more families hardly change a regression
 _CORRECTION_DRAWS, _CORRECTED_ROWS = 8, 512
+_FURTHEST = 2.0  # how far a predicted state may lie, relative to the furthest one observed
 _FUTURE_PATHS = 512  # noise paths kept for sampling futures
 
 
@@ -202,10 +204,12 @@ class Trained(Candidate):
 
     members: int
     """Number of networks to average, unless the model's `members` is set."""
+    training = TRAINING
+    """Settings, unless the model's `training` is set."""
 
     def __init__(self, task: Task):
         super().__init__(task)
-        self.settings = task.model._training_settings(TRAINING)
+        self.settings = task.model._training_settings(self.training)
 
     @abc.abstractmethod
     def rows(self, part: Branches) -> dict[str, np.ndarray]:
@@ -480,6 +484,7 @@ class Unrolled(Trained):
 
     name = "unrolled"
     members = 1
+    training = replace(TRAINING, learning_rate=_UNROLLED_RATE)
 
     def obstacle(self) -> str:
         """Needs step features and, under a policy, features that contain the observation."""
@@ -543,6 +548,10 @@ class Unrolled(Trained):
         readouts = frame.steps.matrix.shape[1] - frame.num_states
         num_noise = self._paths.shape[-1] if self.has_signal else 0
         num_controls = self.task.controls.shape[1]
+        bound = np.inf
+        if not latent:
+            states = self.sample()["steps"][..., : frame.num_states]
+            bound = _FURTHEST * float(jnp.max(jnp.abs(states), initial=1.0))
         return model._ensemble(
             lambda key: Transition(
                 frame.inputs.matrix.shape[1],
@@ -553,6 +562,7 @@ class Unrolled(Trained):
                 num_noise=num_noise,
                 width=model.width,
                 has_latent=latent,
+                bound=bound,
                 key=key,
             ),
             self.members,
@@ -581,6 +591,7 @@ class Unrolled(Trained):
             self.settings,
             updates=_STEP_UPDATES * updates,
             batch_size=max(1, round(_STEP_BATCH * self.settings.batch_size)),
+            learning_rate=_STEP_RATE * self.settings.learning_rate,
             chunk=_STEP_UPDATES * self.settings.chunk,
         )
         return [("unrolled-steps", loss, training)]

@@ -233,6 +233,7 @@ def _expected(kind: str, arrays: Mapping[str, np.ndarray]) -> Axes:
 def _unrolled(arrays: Mapping[str, np.ndarray]) -> Axes:
     axes = _UNROLLED | (_LATENT if "network.lift.weight" in arrays else _PLAIN)
     axes |= _NOISE if "noise" in arrays else {}
+    axes |= {"bound": "1"} if "bound" in arrays else {}
     if arrays.get("continuations", np.empty(0)).ndim == 3:  # controls from the box
         axes |= {"continuations": "draws later controls"}
     if "levels.shift" in arrays:
@@ -272,6 +273,8 @@ def _check_numbers(name: str, arrays: Mapping[str, np.ndarray], num_actions: int
         whole, least = True, 0
     elif name in _PROVENANCE or name in ("sizes", "families"):
         whole, least = True, 0 if name == "sizes" else -np.inf
+    elif name == "bound":
+        least = 0
     elif name == "later":
         whole, least, most = True, 0, num_actions - 1
     elif name == "continuations" and values.ndim < 3:  # actions, or numbers that determine them

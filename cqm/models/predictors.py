@@ -375,6 +375,8 @@ class UnrolledPredictor:
             "sizes": np.array([network.num_states, network.num_moved]),
             **_network_arrays("network", network),
         }
+        if np.isfinite(network.bound):
+            arrays["bound"] = np.array([network.bound])
         if self.noise is not None:
             arrays["noise"] = self.noise
         if self.behaviour is not None:
@@ -465,6 +467,7 @@ def _restored_unrolled(inputs: Coordinates, arrays: Mapping[str, np.ndarray]) ->
         num_noise=0 if noise is None else noise.shape[2],
         width=arrays["network.controls"].shape[2],
         has_latent="network.lift.weight" in arrays,
+        bound=float(arrays["bound"][0]) if "bound" in arrays else np.inf,
         key=jax.random.key(0),
     )
     behaviour = None

@@ -186,6 +186,7 @@ def _unrolled(arrays: Arrays, inputs: np.ndarray) -> np.ndarray:
     fixed = (context @ first[num_states:] + arrays["network.first.bias"])[:, None, None]
     controls = arrays["controls"].astype(np.float32) @ arrays["network.controls"]
     drawn, discounts = arrays["continuations"], arrays["discounts"]
+    bound = np.float32(arrays["bound"][0]) if "bound" in arrays else np.inf
     shape = (len(inputs), len(drawn), len(controls))
     state = np.broadcast_to(start[:, None, None], (*shape, num_states))
     outcomes: np.ndarray = np.zeros(())
@@ -205,7 +206,7 @@ def _unrolled(arrays: Arrays, inputs: np.ndarray) -> np.ndarray:
         for i in range(2):
             hidden = hidden + _silu(_linear(arrays, f"network.hidden.{i}", hidden))
         change = _linear(arrays, "network.last", hidden)
-        state = state + change[..., :num_states]
+        state = np.clip(state + change[..., :num_states], -bound, bound)
         outputs = np.concatenate([state[..., :num_moved], change[..., num_states:]], axis=-1)
         outcomes = outcomes + np.float32(discount) * outputs.mean(axis=1)
     return outcomes

@@ -19,6 +19,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from cqm.models.network import Classifier, Linear, small_at_first
@@ -43,6 +44,9 @@ class Transition(eqx.Module):
     last: Linear  # from hidden to the change of the state, and to the readouts
     num_states: int = eqx.field(static=True)
     num_moved: int = eqx.field(static=True)
+    bound: float = eqx.field(static=True)
+    """Largest absolute value of a coordinate after a step. Without it, the errors of a few branches
+    in ten thousand would grow from step to step until they outweigh all others."""
 
     def __init__(
         self,
@@ -55,6 +59,7 @@ class Transition(eqx.Module):
         num_noise: int = 0,
         width: int,
         has_latent: bool,
+        bound: float = np.inf,
         key: Array,
     ):
         keys = iter(jax.random.split(key, 6))
@@ -68,7 +73,7 @@ class Transition(eqx.Module):
         self.noise = None
         if num_noise:
             self.noise = Linear(num_noise, width, jax.random.fold_in(key, 1)).weight
-        self.num_states, self.num_moved = num_states, num_moved
+        self.num_states, self.num_moved, self.bound = num_states, num_moved, bound
 
     def start(self, inputs: Array) -> tuple[Array, Array]:
         """The first state, `[n, states]`, and the part of the first layer that stays the same."""
@@ -87,8 +92,8 @@ class Transition(eqx.Module):
         for layer in self.hidden:
             hidden = hidden + jax.nn.silu(layer(hidden))
         change = self.last(hidden)
-        readouts = change[..., self.num_states :]
-        return jnp.concatenate([state + change[..., : self.num_states], readouts], axis=-1)
+        state, readouts = state + change[..., : self.num_states], change[..., self.num_states :]
+        return jnp.concatenate([jnp.clip(state, -self.bound, self.bound), readouts], axis=-1)
 
     def unroll(self, inputs: Array, controls: Array, noise: Array | None = None) -> Array:
         """Coordinates after each step, `[horizon, n, branches, states + readouts]`.
