@@ -69,7 +69,7 @@ TRAINING = Training(UPDATES, batch_size=16, learning_rate=1e-3, schedule="cosine
 """Default training of a network; many small batches give the lowest error in a given time."""
 CYCLES = (1 / 16, 1 / 8, 5 / 16, 1 / 2)  # shares of the updates
 _UNROLLED_RATE = 5e-4  # learning rate of whole branches, lower because single steps come first
-_STEP_UPDATES, _STEP_BATCH, _STEP_RATE = 3, 1 / 2, 16  # of single steps, relative to whole branches
+_STEP_UPDATES, _STEP_BATCH, _STEP_RATE = 3, 1 / 2, 8  # of single steps, relative to whole branches
 _RIDGE_FAMILIES = 50_000  # more families hardly change a regression
 _CORRECTION_DRAWS, _CORRECTED_ROWS = 8, 512
 _FURTHEST = 2.0  # how far a predicted state may lie, relative to the furthest one observed
