@@ -587,11 +587,12 @@ class Unrolled(Trained):
             return []
         spread = step_spread(self.sample(), size)
         loss: MemberLossFn = lambda member, batch: single_step_loss(member, batch, spread)
+        given = self.model.training is not None
         training = replace(
             self.settings,
             updates=_STEP_UPDATES * updates,
             batch_size=max(1, round(_STEP_BATCH * self.settings.batch_size)),
-            learning_rate=_STEP_RATE * self.settings.learning_rate,
+            learning_rate=(1 if given else _STEP_RATE) * self.settings.learning_rate,
             chunk=_STEP_UPDATES * self.settings.chunk,
         )
         return [("unrolled-steps", loss, training)]

@@ -129,3 +129,13 @@ def test_a_regression_needs_no_memory_for_all_states_at_once():
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         assert peak < 60e6 < 8 * num * len(states)
+
+
+def test_predicted_states_stay_within_the_same_bound():
+    branches = cqm.collect(pushed_world(wave), states=40, seed=0, **RECIPE)
+    model = EffectModel(candidates="unrolled", width=8, training=TRAINING).fit(branches)
+    free = model.effect(branches.observations)
+    model.predictor_ = restore_predictor({**model.predictor_.arrays(), "bound": np.array([0.5])})
+    bounded = model.effect(branches.observations)
+    assert np.abs(bounded - free).max() > 0.01
+    np.testing.assert_allclose(model.to_numpy().effect(branches.observations), bounded, atol=1e-5)

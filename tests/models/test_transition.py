@@ -63,6 +63,17 @@ def test_unrolling_is_stepping():
     np.testing.assert_array_equal(outputs, reached[..., jnp.array([0, 1, 3])])
 
 
+def test_states_stay_within_the_bound_but_readouts_need_not():
+    free, bounded = network(), network(bound=0.5)
+    actions = jnp.broadcast_to(CODES[jnp.array([0, 1, 2])], (4, 1, HORIZON, 3))
+    noise = normal(2, 4, 1, HORIZON, NOISE)
+    reached = bounded.unroll(INPUTS, actions, noise)
+    first = free.unroll(INPUTS, actions, noise)[0]
+    assert jnp.abs(first[..., :STATES]).max() > 0.5
+    np.testing.assert_array_equal(reached[0, ..., :STATES], first[..., :STATES].clip(-0.5, 0.5))
+    np.testing.assert_array_equal(reached[0, ..., STATES:], first[..., STATES:])
+
+
 def test_effects_are_means_over_continuations_and_noise():
     model, later = network(), np.array([[0, 1], [2, 2], [1, 0]])
     noise = normal(3, 3, HORIZON, NOISE)
