@@ -14,6 +14,16 @@ from cqm.models.training import Training
 DOMAINS = ("cartpole-swingup", "reacher-easy", "cheetah-run", "walker-walk")
 PAPER = tuple(name for name, method in METHODS.items() if method.in_paper)
 LIMITS = tuple(name for name, method in METHODS.items() if method.role == "limit")
+RIVALS = (
+    "ridge",
+    "fourier-ridge",
+    "paired-sf",
+    "dae",
+    "one-step-fb",
+    "latent-world",
+    "recurrent-world",
+)
+"""The nearest published methods that the paper leaves out, and closed forms; the fastest first."""
 CEILINGS = "ceilings"
 """The job that estimates the best achievable scores; it takes the place of a method."""
 SEEDS = (7, 8, 9, 10, 11)
@@ -145,6 +155,7 @@ def preset(name: str) -> Protocol:
                 Stage(("default",), SEEDS),
                 Stage((*conditioned, *ranks), SEEDS[:3]),
                 Stage(("world-ensemble",), SEEDS[:3]),
+                Stage(RIVALS, SEEDS),
             ),
         )
     if name == "quick":

@@ -36,6 +36,13 @@ _ALL = (
         colour="#a8552a",
     ),
     Method("cqm-full-rank", "CQM-B, full rank", ".quotient_model:FullRankModel", "effects"),
+    Method("one-step-fb", "One-step FB", ".one_step_fb:OneStepFB", "outcomes"),
+    Method("dae", "Direct advantage", ".direct_advantage:DirectAdvantage", "effects"),
+    Method("latent-world", "Latent world", ".latent_world:LatentWorld", "outcomes"),
+    Method("recurrent-world", "Recurrent world", ".recurrent_world:RecurrentWorld", "outcomes"),
+    Method("paired-sf", "Paired SF", ".paired_sf:PairedSuccessorFeatures", "outcomes"),
+    Method("ridge", "Ridge", ".closed_form:Ridge", "effects"),
+    Method("fourier-ridge", "Fourier ridge", ".closed_form:FourierRidge", "effects"),
 )
 METHODS: dict[str, Method] = {method.name: method for method in _ALL}
 CONDITIONINGS = ("effect", "whiten")
