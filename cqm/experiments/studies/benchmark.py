@@ -142,6 +142,10 @@ class Benchmark(Study):
                 where = _branches_directory(directory, domain, seed) / name
                 collect(world, out=where, show_progress=show_progress, **recipe)
 
+    def inputs(self, directory: Path, job: JobKey) -> list[Path]:
+        """The branches of the job's domain and seed."""
+        return [_branches_directory(directory, job["domain"], job["seed"])]
+
     def do(self, directory: Path, job: JobKey) -> dict[str, Any]:
         """Fit a method and score it."""
         from cqm.experiments.job import do_job
