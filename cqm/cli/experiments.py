@@ -49,9 +49,7 @@ class Reproduce:
 
         study, out = self._study(), self.out or Path("runs") / self.preset
         command = shlex.join(["cqm", "reproduce", *_arguments(self)])
-        outcome = run_study(
-            study, out, command=command, cluster=self.cluster, show_progress=True
-        )
+        outcome = run_study(study, out, command=command, cluster=self.cluster, show_progress=True)
         for problem in outcome.problems:
             say(f"failed: {problem}")
         say("Writing the report")

@@ -119,7 +119,7 @@ def do_on_node(
             for file, content in files.items():
                 path = Path(directory, name, file)
                 path.parent.mkdir(parents=True, exist_ok=True)
-                storage.write_pieces(path, [memoryview(content)])
+                storage.write_pieces(path, [content.tobytes()])
         own = (study, directory, job, settings)
         with _free_core() as (core, inherited):
             ((_, problem),) = run_side_by_side(work_fn, [own], [core], inherited=inherited)

@@ -8,22 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from cqm.experiments.methods import METHODS
+from cqm.experiments.methods import METHODS, RIVALS
 from cqm.models.training import Training
 
 DOMAINS = ("cartpole-swingup", "reacher-easy", "cheetah-run", "walker-walk")
 PAPER = tuple(name for name, method in METHODS.items() if method.in_paper)
 LIMITS = tuple(name for name, method in METHODS.items() if method.role == "limit")
-RIVALS = (
-    "ridge",
-    "fourier-ridge",
-    "paired-sf",
-    "dae",
-    "one-step-fb",
-    "latent-world",
-    "recurrent-world",
-)
-"""The nearest published methods that the paper leaves out, and closed forms; the fastest first."""
 CEILINGS = "ceilings"
 """The job that estimates the best achievable scores; it takes the place of a method."""
 SEEDS = (7, 8, 9, 10, 11)

@@ -189,9 +189,9 @@ def _run(
     earlier = [f for f in run["failed"] if {k: f[k] for k in f if k != "error"} not in jobs]
     run["failed"] = [*earlier, *failed]
     storage.write_sealed(study.run_file(directory), run)
-    ended = [record for record in records.publish(study, directory) if record.job in missing]
+    published = records.publish(study, directory)
     num_cores = len(cores) if ray is None else num_cpus(ray)
-    _write_times(directory, ended, prepared, time.monotonic() - started, num_cores)
+    _write_times(directory, published, missing, prepared, time.monotonic() - started, num_cores)
     return Outcome(directory, len(jobs) - len(failed), tuple(failed))
 
 
@@ -281,15 +281,24 @@ def _do_job(task: _Task) -> None:
 
 
 def _write_times(
-    directory: Path, ended: Sequence[Record], prepared: float, wall: float, num_cores: int
+    directory: Path,
+    published: Sequence[Record],
+    tried: Sequence[JobKey],
+    prepared: float,
+    wall: float,
+    num_cores: int,
 ) -> None:
     """How all cores spent their time, if the records say; the remainder is start-up and waiting."""
-    rows = [{**r.job, **r.content["seconds"]} for r in ended if r.content.get("seconds")]
+    timed = [r for r in published if r.content.get("seconds")]
+    rows, earlier = (
+        [{**r.job, **r.content["seconds"]} for r in timed if (r.job in tried) is now]
+        for now in (True, False)
+    )
     if rows:
         parts = {"physics": prepared * num_cores}
         for name in ("compilation", "training", "evaluation"):
             parts[name] = sum(row[name] for row in rows)
         parts["rest"] = wall * num_cores - sum(parts.values())
-        content = {"schema": 2, **parts, "wall": wall, "jobs": rows}
+        content = {"schema": 2, **parts, "wall": wall, "jobs": rows, "earlier": earlier}
         storage.write_sealed(directory / TIMES, content)
         write_checksums(directory, [TIMES])

@@ -9,22 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-
-import cqm
-from cqm import storage
-from cqm.decisions import ties
-from cqm.experiments.methods import METHODS, Task, fitting, method_of
-from cqm.experiments.methods.cocoa import contributed
-from cqm.experiments.methods.transitions import Transitions
-from cqm.experiments.methods.vector import for_action, mean_over_actions
-from cqm.experiments.protocol import PAPER, RIVALS, preset
-from cqm.measures import FiniteMDP, integrate, outcome_posterior, successor_measure
-from cqm.models import estimator
-from cqm.models.checkpoint import Checkpoint
-from cqm.models.network import Network, num_parameters
-from cqm.models.training import Trained, Training
-from cqm.quotient import center
-from cqm.worlds.function import FunctionWorld
 from support.finite_world import (
     DISCOUNT,
     LAWS,
@@ -34,6 +18,22 @@ from support.finite_world import (
     relative_error,
     task as make_task,
 )
+
+import cqm
+from cqm import storage
+from cqm.decisions import ties
+from cqm.experiments.methods import METHODS, RIVALS, Task, fitting, method_of
+from cqm.experiments.methods.cocoa import contributed
+from cqm.experiments.methods.transitions import Transitions
+from cqm.experiments.methods.vector import for_action, mean_over_actions
+from cqm.experiments.protocol import PAPER, preset
+from cqm.measures import FiniteMDP, integrate, outcome_posterior, successor_measure
+from cqm.models import estimator
+from cqm.models.checkpoint import Checkpoint
+from cqm.models.network import Network, num_parameters
+from cqm.models.training import Trained, Training
+from cqm.quotient import center
+from cqm.worlds.function import FunctionWorld
 
 QUICK = Training(
     updates=400, batch_size=32, learning_rate=3e-3, schedule="cosine", chunk=200, seed=3

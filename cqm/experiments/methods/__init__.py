@@ -45,6 +45,16 @@ _ALL = (
     Method("fourier-ridge", "Fourier ridge", ".closed_form:FourierRidge", "effects"),
 )
 METHODS: dict[str, Method] = {method.name: method for method in _ALL}
+RIVALS = (
+    "ridge",
+    "fourier-ridge",
+    "paired-sf",
+    "one-step-fb",
+    "dae",
+    "latent-world",
+    "recurrent-world",
+)
+"""The nearest published methods that the paper leaves out, and closed forms; the fastest first."""
 CONDITIONINGS = ("effect", "whiten")
 """Conditionings of the input, appended to a method's name as in `world+effect`."""
 
@@ -67,4 +77,4 @@ def method_of(name: str) -> tuple[Method, Conditioning]:
     return method, cast(Conditioning, conditioning or "none")
 
 
-__all__ = ["CONDITIONINGS", "METHODS", "Method", "Predictor", "Task", "method_of"]
+__all__ = ["CONDITIONINGS", "METHODS", "RIVALS", "Method", "Predictor", "Task", "method_of"]

@@ -51,7 +51,7 @@ class Ridge(Predictor):
         return with_constant(inputs) @ self.weights
 
     def vectors(self, branches: Branches) -> np.ndarray:
-        """Predicted effects; centred again, because outputs with different penalties need not be."""
+        """Predicted effects; centred again, because penalties differ between actions."""
         inputs = (self.inputs.coordinates(branches.observations) - self.shift) / self.unit
         with one_thread():
             blocks = [

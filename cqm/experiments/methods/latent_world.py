@@ -46,7 +46,7 @@ from cqm.models.training import Training
 WIDTH, LATENT, EMBEDDING = 256, 128, 16
 SEQUENCES = 16  # of later actions, to average outcomes over
 BLOCK = 128  # states predicted at once
-_CONSISTENCY = 1.0  # weight of the agreement with encoded observations
+_CONSISTENCY = 0.1  # weight of the agreement with encoded observations
 _TARGET_EVERY = 100
 
 
@@ -115,12 +115,14 @@ def normalised_layers(layers: tuple[Linear, ...], inputs: Array) -> Array:
 class LatentWorld(Predictor):
     """The network, rolled forward."""
 
+    sequences = SEQUENCES
+
     def __init__(self, task: Task):
         require_next_observation(task.branches, "a world model")
         self.inputs = inputs = Inputs.of(task)
         recipe, num_actions = task.branches.recipe, task.branches.num_actions
         self.discounts = discounts = jnp.asarray(recipe.discounts, jnp.float32)
-        self.later = later_actions(num_actions, recipe.horizon, SEQUENCES, task.seed)
+        self.later = later_actions(num_actions, recipe.horizon, self.sequences, task.seed)
         changes = uncorrelated(Transitions.of(task))
         shift = jnp.asarray(changes.shift, jnp.float32)
         matrix = jnp.asarray(changes.matrix, jnp.float32)  # [features, coordinates]
@@ -156,9 +158,9 @@ class LatentWorld(Predictor):
         def predict(first: Array) -> Array:
             latent = network.encode(self.inputs(first))[:, None]
             reached = network.step(latent, network.embedding)  # [n, actions, latent]
-            latent = jnp.repeat(reached[:, :, None], SEQUENCES, axis=2)
+            latent = jnp.repeat(reached[:, :, None], self.sequences, axis=2)
             change = network.decoder(reached)
-            carried = (latent, jnp.repeat(change[:, :, None], SEQUENCES, axis=2))
+            carried = (latent, jnp.repeat(change[:, :, None], self.sequences, axis=2))
 
             def step(
                 carried: tuple[Array, Array], now: tuple[Array, Array]

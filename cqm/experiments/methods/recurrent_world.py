@@ -120,12 +120,14 @@ def divergence(one: Array, other: Array) -> Array:
 class RecurrentWorld(Predictor):
     """The network, whose futures are sampled."""
 
+    sequences = SEQUENCES
+
     def __init__(self, task: Task):
         require_next_observation(task.branches, "a world model")
         self.inputs = inputs = Inputs.of(task)
         recipe, num_actions = task.branches.recipe, task.branches.num_actions
         self.discounts = jnp.asarray(recipe.discounts, jnp.float32)
-        self.later = later_actions(num_actions, recipe.horizon, SEQUENCES, task.seed)
+        self.later = later_actions(num_actions, recipe.horizon, self.sequences, task.seed)
         self.seed = task.seed
         changes = uncorrelated(Transitions.of(task))
         shift = jnp.asarray(changes.shift, jnp.float32)
@@ -172,10 +174,12 @@ class RecurrentWorld(Predictor):
     def vectors(self, branches: Branches) -> np.ndarray:
         """Discounted sums of the predicted observations, averaged over sampled futures."""
         network, horizon = self.network, len(self.discounts)
-        shape = (horizon, SEQUENCES, GROUPS, CLASSES)
+        shape = (horizon, self.sequences, GROUPS, CLASSES)
         noise = jax.random.gumbel(jax.random.key(self.seed), shape)
 
-        def reached(state: Array, latent: Array, embedded: Array, noise: Array) -> tuple[Array, ...]:
+        def reached(
+            state: Array, latent: Array, embedded: Array, noise: Array
+        ) -> tuple[Array, ...]:
             state = network.advance(state, latent, embedded)
             latent = sampled(probabilities(two_layers(network.prior, state)), noise)
             return state, latent, network.changes(state, latent)
@@ -183,7 +187,7 @@ class RecurrentWorld(Predictor):
         @eqx.filter_jit
         def predict(first: Array) -> Array:
             state, latent = network.start(self.inputs(first))
-            wanted = (len(first), len(network.embedding), SEQUENCES)
+            wanted = (len(first), len(network.embedding), self.sequences)
             state, latent = (
                 jnp.broadcast_to(values[:, None, None], (*wanted, values.shape[-1]))
                 for values in (state, latent)
