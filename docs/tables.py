@@ -88,6 +88,30 @@ def speed():
     )
 
 
+def plan():
+    """What a set of 100 million states takes."""
+    columns = {
+        "bytes per family": "bytes_per_family",
+        "terabytes": "terabytes",
+        "with steps": "terabytes_with_steps",
+        "shards": "shards",
+        "states per second and core": "states_per_core_second",
+        "core-hours": "core_hours",
+        "hours on 64 cores": "hours",
+        "families per window": "window_families",
+        "chunks per pass": "chunks_per_pass",
+        "hours per pass": "training_hours_per_pass",
+        "read, MB/s": "read_megabytes_per_second",
+        "one job reads, MB": "job_megabytes",
+    }
+    found = rows("scaling_plan.csv")
+    worlds = [short(row["world"]) for row in found]
+    numbers = {
+        title: [f"{float(row[key]):,.10g}" for row in found] for title, key in columns.items()
+    }
+    return markdown(["", *worlds], [[title, *cells] for title, cells in numbers.items()])
+
+
 WORSE_THAN_PAPER = """
 accuracy reacher-easy ceiling cqm sf
 accuracy cheetah-run ceiling cqm sf task-td
@@ -334,6 +358,7 @@ def null_sets():
 FILLED = {
     "effects": effects,
     "speed": speed,
+    "plan": plan,
     "directions": directions,
     "conditioned": conditioned,
     "versions": versions,

@@ -3,12 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
+from typing import Any
 
 from cqm.branches.simulate import Block, Plan, simulate_blocks
 from cqm.display import counted
 from cqm.progress import Advance
 
 _RETRIES = 3
+
+
+def connected(address: str, what: str) -> Any:
+    """Ray, connected to a cluster, unless this process is connected to one already.
+
+    Args:
+        address: Address of the cluster, or `auto` for the one that runs on this machine.
+        what: What the cluster is for, in messages.
+    """
+    try:
+        import ray
+    except ImportError as error:
+        raise ImportError(f"{what} on a cluster needs Ray; install cqm[cluster]") from error
+    if not ray.is_initialized():
+        try:
+            ray.init(address=address)
+        except (ConnectionError, ValueError) as error:
+            raise ValueError(
+                f"no Ray cluster was found at {address!r} ({_last_line(error)}); pass the address "
+                "of a running cluster such as 10.0.0.1:6379, or auto on one of its machines"
+            ) from error
+    return ray
+
+
+def _last_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[-1].rstrip(".")
 
 
 def simulate_on_cluster(
@@ -19,12 +46,7 @@ def simulate_on_cluster(
     A task whose node dies or whose code raises is retried a few times. A shard that keeps failing
     does not stop the others; it is reported at the end.
     """
-    try:
-        import ray
-    except ImportError as error:
-        raise ImportError("collecting on a cluster needs Ray; install cqm[cluster]") from error
-    if not ray.is_initialized():
-        ray.init(address=address)
+    ray = connected(address, "collecting")
     task = ray.remote(max_retries=_RETRIES, retry_exceptions=True)(simulate_blocks)
     shared = ray.put(plan)
     upcoming = iter(indices)
@@ -42,7 +64,7 @@ def simulate_on_cluster(
             yield index, ray.get(finished[0])
             advance(plan.num_states(plan.blocks(index)))
         except ray.exceptions.RayError as error:
-            failed[index] = str(error).strip().splitlines()[-1]
+            failed[index] = _last_line(error)
     if failed:
         lines = "\n".join(f"  shard {index}: {why}" for index, why in sorted(failed.items()))
         raise RuntimeError(

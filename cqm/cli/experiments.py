@@ -38,6 +38,8 @@ class Reproduce:
     """Numbers of training states for --study worlds; only those of the preset are allowed."""
     out: Annotated[Path | None, default("runs/PRESET")] = None
     """Directory of the run."""
+    cluster: Annotated[str | None, default("this machine")] = None
+    """Address of a Ray cluster to run the jobs on, or auto; results come back to this machine."""
 
     def run(self) -> int:
         """Run the missing jobs, write the report and print a summary; returns 1 if a job failed."""
@@ -47,7 +49,7 @@ class Reproduce:
 
         study, out = self._study(), self.out or Path("runs") / self.preset
         command = shlex.join(["cqm", "reproduce", *_arguments(self)])
-        outcome = run_study(study, out, command=command, show_progress=True)
+        outcome = run_study(study, out, command=command, cluster=self.cluster, show_progress=True)
         for problem in outcome.problems:
             say(f"failed: {problem}")
         say("Writing the report")

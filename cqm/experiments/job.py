@@ -48,6 +48,7 @@ def do_job(
     clock.lap("training")
     record = score(method, predictor, sets, held_out)
     record["curves"] = _curve(directory)
+    record["parameters"] = [{"parameters": predictor.num_parameters}]
     return {**record, "seconds": clock.lap("evaluation").seconds}
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from cqm.experiments.methods import METHODS
+from cqm.experiments.methods import METHODS, RIVALS
 from cqm.models.training import Training
 
 DOMAINS = ("cartpole-swingup", "reacher-easy", "cheetah-run", "walker-walk")
@@ -145,6 +145,7 @@ def preset(name: str) -> Protocol:
                 Stage(("default",), SEEDS),
                 Stage((*conditioned, *ranks), SEEDS[:3]),
                 Stage(("world-ensemble",), SEEDS[:3]),
+                Stage(RIVALS, SEEDS),
             ),
         )
     if name == "quick":

@@ -80,6 +80,7 @@ COLUMNS: dict[str, dict[str, type]] = {
         **{"domain": str, "method": str, "oracle": float, "predicted": float, "count": int}
     },
     "spectrum.csv": {"domain": str, "seed": int, "index": int, "energy": float},
+    "parameters.csv": {**_JOB, "parameters": int},
     "logs.csv": {
         **{"domain": str, "nuisance": int, "behaviour": str, "trajectories": int},
         **{"seed": int, "estimator": str},
@@ -122,7 +123,10 @@ class RunFile(msgspec.Struct):
 
 
 class Times(msgspec.Struct):
-    """`times.json`: seconds of core time by part, for the latest call; sealed since 2."""
+    """`times.json`: seconds of core time by part, for the latest call; sealed since 2.
+
+    `jobs` are those of the latest call, and `earlier` those of calls before it.
+    """
 
     schema: int = 1
     physics: float = 0.0
@@ -132,6 +136,7 @@ class Times(msgspec.Struct):
     rest: float = 0.0
     wall: float = 0.0
     jobs: list[dict[str, str | float]] = []
+    earlier: list[dict[str, str | float]] = []
 
 
 class JobState(msgspec.Struct, forbid_unknown_fields=True):
@@ -237,6 +242,7 @@ class Results:
     regret_cdf: list[Row] = field(default_factory=list)
     alignment: list[Row] = field(default_factory=list)
     spectrum: list[Row] = field(default_factory=list)
+    parameters: list[Row] = field(default_factory=list)
     logs: list[Row] = field(default_factory=list)
     study: dict[str, Any] = field(default_factory=dict)
     """Settings, versions and failures of the study of logs."""

@@ -18,9 +18,11 @@ from typing import Any, ClassVar
 
 import cqm
 from cqm import storage
+from cqm.branches.cluster import connected
 from cqm.branches.local import available_cores
 from cqm.display import counted
 from cqm.experiments import records
+from cqm.experiments.cluster import num_cpus, run_on_cluster
 from cqm.experiments.records import Header, JobKey, Record
 from cqm.experiments.results import TIMES, write_checksums
 from cqm.experiments.workers import run_side_by_side
@@ -81,6 +83,10 @@ class Study(abc.ABC):
         """Prepare what several jobs share, before any of them starts."""
         return None
 
+    def inputs(self, directory: Path, job: JobKey) -> list[Path]:
+        """Directories within the run's that `prepare` wrote and the job reads."""
+        return []
+
     @abc.abstractmethod
     def do(self, directory: Path, job: JobKey) -> dict[str, Any]:
         """Run one job in its own process; returns the rows of its record."""
@@ -110,7 +116,12 @@ class Outcome:
 
 
 def run_study(
-    study: Study, directory: str | Path, *, command: str = "", show_progress: bool | None = None
+    study: Study,
+    directory: str | Path,
+    *,
+    command: str = "",
+    cluster: str | None = None,
+    show_progress: bool | None = None,
 ) -> Outcome:
     """Run all jobs of a study that are not done yet, and write its CSV files.
 
@@ -118,21 +129,28 @@ def run_study(
         study: What to run.
         directory: The run's directory; repeat the call to resume an interrupted run.
         command: How to repeat the run, for the record.
+        cluster: Address of a Ray cluster to run the jobs on, or `auto`; None for this machine.
         show_progress: See `cqm.progress.progress`.
     """
     directory = Path(directory)
     try:
         with storage.exclusive(directory) as lock:
-            return _run(study, directory, lock, command, show_progress)
+            return _run(study, directory, lock, command, cluster, show_progress)
     except KeyboardInterrupt as stop:
         done = stop.args[0] if stop.args else "no job was started"
         raise KeyboardInterrupt(f"{done}; rerun the command to resume {directory}") from None
 
 
 def _run(
-    study: Study, directory: Path, lock: int, command: str, show_progress: bool | None
+    study: Study,
+    directory: Path,
+    lock: int,
+    command: str,
+    cluster: str | None,
+    show_progress: bool | None,
 ) -> Outcome:
     started, cores = time.monotonic(), available_cores()
+    ray = connected(cluster, "running experiments") if cluster is not None else None
     for path in (directory, *(path for path in directory.rglob("*") if path.is_dir())):
         storage.remove_partial(path)
     run = _begin(study, directory, command)
@@ -152,7 +170,10 @@ def _run(
             say(f"started {_name(task[2])}", show_progress)
 
         with progress("jobs", len(missing), unit="jobs", show=show_progress) as advance:
-            ends = run_side_by_side(_do_job, tasks, cores, started_fn, inherited=[lock])
+            if ray is None:
+                ends = run_side_by_side(_do_job, tasks, cores, started_fn, inherited=[lock])
+            else:
+                ends = run_on_cluster(_do_job, tasks, ray, started_fn)
             for (_, _, job, _), problem in ends:
                 say(f"{'failed' if problem else 'finished'} {_name(job)}", show_progress)
                 if problem is not None:
@@ -168,8 +189,9 @@ def _run(
     earlier = [f for f in run["failed"] if {k: f[k] for k in f if k != "error"} not in jobs]
     run["failed"] = [*earlier, *failed]
     storage.write_sealed(study.run_file(directory), run)
-    ended = [record for record in records.publish(study, directory) if record.job in missing]
-    _write_times(directory, ended, prepared, time.monotonic() - started, len(cores))
+    published = records.publish(study, directory)
+    num_cores = len(cores) if ray is None else num_cpus(ray)
+    _write_times(directory, published, missing, prepared, time.monotonic() - started, num_cores)
     return Outcome(directory, len(jobs) - len(failed), tuple(failed))
 
 
@@ -195,9 +217,7 @@ def _say_what_is_there(directory: Path, found: Sequence[Record], show: bool | No
 
 def _begin(study: Study, directory: Path, command: str) -> dict[str, Any]:
     """Write the run file; refuse a directory that holds a run with other settings or versions."""
-    versions = {name: version(name) for name in _VERSIONS}
-    versions |= {"cqm": cqm.__version__, "python": platform.python_version()}
-    fixed = {**study.settings(), "versions": versions}
+    fixed = {**study.settings(), "versions": installed_versions()}
     stored = records.read_run(study, directory)
     # Intact records know the settings too, if the run file was lost.
     known = [r.content["settings"] for r in _sealed(study, directory)] if not stored else [stored]
@@ -219,6 +239,12 @@ def _begin(study: Study, directory: Path, command: str) -> dict[str, Any]:
     run["failed"] = stored.get("failed", [])
     storage.write_sealed(study.run_file(directory), run)
     return run
+
+
+def installed_versions() -> dict[str, str]:
+    """Versions on which results depend."""
+    versions = {name: version(name) for name in _VERSIONS}
+    return versions | {"cqm": cqm.__version__, "python": platform.python_version()}
 
 
 def _sealed(study: Study, directory: Path) -> list[Record]:
@@ -245,20 +271,34 @@ _Task = tuple[Study, str, JobKey, dict[str, Any]]
 
 def _do_job(task: _Task) -> None:
     study, directory, job, settings = task
+    if changes := storage.differences(settings["versions"], installed_versions()):
+        raise ValueError(
+            f"{platform.node()} has other versions than the run:\n{changes}\n"
+            "install the same ones on every machine"
+        )
     # In the worker, which imports the code that it digests.
     records.write_record(study, Path(directory), job, settings, study.code(job) or "")
 
 
 def _write_times(
-    directory: Path, ended: Sequence[Record], prepared: float, wall: float, num_cores: int
+    directory: Path,
+    published: Sequence[Record],
+    tried: Sequence[JobKey],
+    prepared: float,
+    wall: float,
+    num_cores: int,
 ) -> None:
     """How all cores spent their time, if the records say; the remainder is start-up and waiting."""
-    rows = [{**r.job, **r.content["seconds"]} for r in ended if r.content.get("seconds")]
+    timed = [r for r in published if r.content.get("seconds")]
+    rows, earlier = (
+        [{**r.job, **r.content["seconds"]} for r in timed if (r.job in tried) is now]
+        for now in (True, False)
+    )
     if rows:
         parts = {"physics": prepared * num_cores}
         for name in ("compilation", "training", "evaluation"):
             parts[name] = sum(row[name] for row in rows)
         parts["rest"] = wall * num_cores - sum(parts.values())
-        content = {"schema": 2, **parts, "wall": wall, "jobs": rows}
+        content = {"schema": 2, **parts, "wall": wall, "jobs": rows, "earlier": earlier}
         storage.write_sealed(directory / TIMES, content)
         write_checksums(directory, [TIMES])

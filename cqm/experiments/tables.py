@@ -7,8 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import zip_longest
 
 from cqm.experiments import published as paper
+from cqm.experiments.all_methods import all_methods_table
 from cqm.experiments.intervals import INTERVALS, NORMAL, Estimate
-from cqm.experiments.methods import CONDITIONINGS, METHODS
+from cqm.experiments.methods import CONDITIONINGS, METHODS, RIVALS
 from cqm.experiments.rendering import (
     Cell,
     CellRow,
@@ -81,7 +82,8 @@ def _benchmark(results: Results) -> Iterable[Table]:
     )
     for name, method in METHODS.items():
         # Any method beyond the paper that no other table shows, next to the paper's effect model.
-        if method.role == "beyond" and name in results.methods and name not in _RANK + _ENSEMBLE:
+        shown = (*_RANK, *_ENSEMBLE, *RIVALS)
+        if method.role == "beyond" and name in results.methods and name not in shown:
             both = "cqm" in results.methods
             caption = "next to the paper's effect model, on the same data and seeds."
             alone = "alone; the paper's effect model has not run."
@@ -113,6 +115,17 @@ def _benchmark(results: Results) -> Iterable[Table]:
         "A full-rank probabilistic ensemble that predicts the future itself, next to the paper's "
         "world model and its effect model.",
     )
+    rivals = [method for method in RIVALS if method in results.methods]
+    yield profile(
+        results,
+        "rivals",
+        "The nearest published methods",
+        ("cqm", *rivals) if rivals and "cqm" in results.methods else rivals,
+        ("accuracy", "regret", "effect_nmse", "excess_error", "ceiling_share"),
+        "Methods that the paper leaves out, and closed-form regressions, next to its effect model "
+        "and on the same branches.",
+    )
+    yield all_methods_table(results)
 
 
 def paper_table(results: Results, measure: Measure) -> Table:

@@ -9,11 +9,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support.finite_world import (
+    DISCOUNT,
+    LAWS,
+    chain_world,
+    collected,
+    directions,
+    relative_error,
+    task as make_task,
+)
 
 import cqm
 from cqm import storage
 from cqm.decisions import ties
-from cqm.experiments.methods import METHODS, Task, fitting, method_of
+from cqm.experiments.methods import METHODS, RIVALS, Task, fitting, method_of
 from cqm.experiments.methods.cocoa import contributed
 from cqm.experiments.methods.transitions import Transitions
 from cqm.experiments.methods.vector import for_action, mean_over_actions
@@ -31,30 +40,6 @@ QUICK = Training(
 )
 LONGER = replace(QUICK, updates=1000)  # ten target networks: each looks one step further ahead
 TINY = Training(updates=30, batch_size=16, chunk=10, seed=3)
-DISCOUNT = 0.7
-
-LAWS = np.random.default_rng(0).dirichlet(np.full(3, 0.5), size=(3, 2))  # [states, actions, states]
-
-
-def chain_step(state, action, exogenous):
-    """A finite MDP; the state is its indicator."""
-    laws = LAWS[state.argmax(axis=1), action[:, 0].astype(int)]
-    return np.eye(3)[(exogenous > np.cumsum(laws, axis=1)[:, :-1]).sum(axis=1)]
-
-
-def chain_world():
-    return FunctionWorld(
-        step=chain_step,
-        initial=lambda num, rng: np.eye(3)[rng.integers(3, size=num)],
-        exogenous=lambda num, horizon, rng: rng.random((num, horizon, 1)),
-        candidate_actions=[[0.0], [1.0]],
-        continuous=False,
-        feature_names=("a", "b", "c"),
-        observation_names=("a", "b", "c"),
-        name="chain",
-    )
-
-
 TURN = 0.9 * np.array([[np.cos(0.5), np.sin(0.5)], [-np.sin(0.5), np.cos(0.5)]])
 PUSH = np.array([[0.3, -0.1], [0.0, 0.0], [0.1, 0.3]])  # [actions, features]
 
@@ -81,16 +66,6 @@ def linear_outcomes(observations, horizon):
     return total
 
 
-def collected(world, states, seed, **changes):
-    settings = {"horizon": 5, "discount": DISCOUNT, "warmup": (0, 0), "per_step": True, **changes}
-    return cqm.collect(world, states=states, seed=seed, **settings)
-
-
-def directions(num, size, seed):
-    g = np.random.default_rng(seed).standard_normal((num, size))
-    return g / np.linalg.norm(g, axis=1, keepdims=True)
-
-
 @pytest.fixture(scope="module")
 def chain():
     return collected(chain_world(), 4000, 1)
@@ -114,16 +89,11 @@ def linear_test():
 
 
 def task(branches, training=QUICK, **changes):
-    rewards = directions(32, len(branches.feature_names), 1)
-    return Task(branches, rewards, training, show_progress=False, **changes)
+    return make_task(branches, training, **changes)
 
 
 def fitted(name, *arguments, **changes):
     return METHODS[name].fit(task(*arguments, **changes))
-
-
-def relative_error(predicted, true):
-    return np.sum((predicted - true) ** 2) / np.sum(true**2)
 
 
 def test_successor_features_are_those_of_the_finite_mdp(chain, every_state):
@@ -335,8 +305,11 @@ def smoke():
     return given, sets["test"], held_out, storage.read_arrays(V01 / "methods.safetensors")[0]
 
 
-# The default model has changed.
-AS_IN_VERSION_0_1 = {*METHODS, *(f"{m}+effect" for m in (*PAPER, "cqm-full-rank"))} - {"default"}
+# The default model has changed, and there were no rivals.
+AS_IN_VERSION_0_1 = {*METHODS, *(f"{m}+effect" for m in (*PAPER, "cqm-full-rank"))} - {
+    "default",
+    *RIVALS,
+}
 
 
 @pytest.mark.slow

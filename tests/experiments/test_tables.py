@@ -156,7 +156,7 @@ def run(tmp_path_factory):
 NAMES = [
     *("absolute-nmse", "accuracy", "conditioning-accuracy", "conditioning-effect-nmse"),
     *("conditioning-regret", "correlation", "default", "disagreements", "effect-nmse"),
-    *("ensemble", "expected", "regret", "ordinary", "choosing"),
+    *("ensemble", "expected", "regret", "ordinary", "choosing", "all-methods"),
 ]
 
 
@@ -178,7 +178,7 @@ def test_what_is_beyond_the_paper_has_tables_of_its_own(run):
         *("ordinary", "choosing")
     }
     assert {name for name, section in sections.items() if section == "beyond"} == {
-        *("default", "ensemble", "conditioning-accuracy", "conditioning-regret"),
+        *("default", "ensemble", "all-methods", "conditioning-accuracy", "conditioning-regret"),
         "conditioning-effect-nmse",
     }
     for table in made.values():

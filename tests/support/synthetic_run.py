@@ -64,6 +64,9 @@ def write_run(
             for s in seeds
             for i, energy in enumerate(energies(SIZES.get(d, 4)))
         ],
+        "parameters": [
+            {"domain": d, "seed": s, "method": m, "parameters": 80_000} for d, s, m in jobs
+        ],
         "logs": [row for d in domains for row in log_rows(d)],
     }
     for name, table in rows.items():

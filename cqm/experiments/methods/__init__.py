@@ -36,8 +36,25 @@ _ALL = (
         colour="#a8552a",
     ),
     Method("cqm-full-rank", "CQM-B, full rank", ".quotient_model:FullRankModel", "effects"),
+    Method("one-step-fb", "One-step FB", ".one_step_fb:OneStepFB", "outcomes"),
+    Method("dae", "Direct advantage", ".direct_advantage:DirectAdvantage", "effects"),
+    Method("latent-world", "Latent world", ".latent_world:LatentWorld", "outcomes"),
+    Method("recurrent-world", "Recurrent world", ".recurrent_world:RecurrentWorld", "outcomes"),
+    Method("paired-sf", "Paired SF", ".paired_sf:PairedSuccessorFeatures", "outcomes"),
+    Method("ridge", "Ridge", ".closed_form:Ridge", "effects"),
+    Method("fourier-ridge", "Fourier ridge", ".closed_form:FourierRidge", "effects"),
 )
 METHODS: dict[str, Method] = {method.name: method for method in _ALL}
+RIVALS = (
+    "ridge",
+    "fourier-ridge",
+    "paired-sf",
+    "one-step-fb",
+    "dae",
+    "latent-world",
+    "recurrent-world",
+)
+"""The nearest published methods that the paper leaves out, and closed forms; the fastest first."""
 CONDITIONINGS = ("effect", "whiten")
 """Conditionings of the input, appended to a method's name as in `world+effect`."""
 
@@ -60,4 +77,4 @@ def method_of(name: str) -> tuple[Method, Conditioning]:
     return method, cast(Conditioning, conditioning or "none")
 
 
-__all__ = ["CONDITIONINGS", "METHODS", "Method", "Predictor", "Task", "method_of"]
+__all__ = ["CONDITIONINGS", "METHODS", "RIVALS", "Method", "Predictor", "Task", "method_of"]

@@ -108,6 +108,16 @@ class Task:
 class Predictor:
     """A fitted method; it overrides `vectors`, or `values` if it predicts only scores."""
 
+    @property
+    def num_parameters(self) -> int:
+        """How many numbers were learned: by default, those of its networks."""
+        import equinox as eqx
+
+        from cqm.models.network import num_parameters
+
+        networks = [value for value in vars(self).values() if isinstance(value, eqx.Module)]
+        return sum(map(num_parameters, networks))
+
     def vectors(self, branches: Branches) -> np.ndarray | None:
         """Predicted effects or outcomes, `[n, actions, features]`; None for scores."""
         return None

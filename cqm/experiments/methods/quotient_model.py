@@ -16,6 +16,8 @@ from cqm.branches.dataset import Branches
 from cqm.experiments.methods.base import Predictor, Task
 from cqm.models.candidates import UPDATES
 from cqm.models.effect import EffectModel
+from cqm.models.network import num_parameters
+from cqm.models.predictors import DirectPredictor
 from cqm.models.training import Training
 
 
@@ -36,6 +38,12 @@ class QuotientModel(Predictor):
             decoder_rank=self.rank,
         )
 
+    @property
+    def num_parameters(self) -> int:
+        """Those of the networks."""
+        assert isinstance(self.model.predictor_, DirectPredictor)
+        return num_parameters(self.model.predictor_.network)
+
     def vectors(self, branches: Branches) -> np.ndarray:
         """κ(o, a)."""
         return self.model.effect(branches.observations)
@@ -49,6 +57,12 @@ class FullRankModel(QuotientModel):
 
 class DefaultModel(QuotientModel):
     """The library's default effect model."""
+
+    @property
+    def num_parameters(self) -> int:
+        """All numbers of the chosen predictor, which need not be a network."""
+        assert self.model.predictor_ is not None  # fitted
+        return sum(int(array.size) for array in self.model.predictor_.arrays().values())
 
     def _model(self, task: Task) -> EffectModel:
         updates, paper = task.training.updates, Training().updates

@@ -50,6 +50,7 @@ _SCHEMA: Any = msgspec.defstruct(
     [
         ("scores", _rows("scores.csv", "ceiling_share"), []),
         *((n, _rows(f"{n}.csv"), []) for n in ("ceilings", "curves", "regret_cdf", "spectrum")),
+        ("parameters", _rows("parameters.csv"), []),
         ("alignment", _rows("alignment.csv"), []),
         ("seconds", dict[str, float], {}),
     ],
@@ -142,6 +143,10 @@ class Benchmark(Study):
                 where = _branches_directory(directory, domain, seed) / name
                 collect(world, out=where, show_progress=show_progress, **recipe)
 
+    def inputs(self, directory: Path, job: JobKey) -> list[Path]:
+        """The branches of the job's domain and seed."""
+        return [_branches_directory(directory, job["domain"], job["seed"])]
+
     def do(self, directory: Path, job: JobKey) -> dict[str, Any]:
         """Fit a method and score it."""
         from cqm.experiments.job import do_job
@@ -170,13 +175,14 @@ def _branches_directory(directory: Path, domain: str, seed: int) -> Path:
 def write_scores(directory: Path, done: Sequence[tuple[Job, Mapping[str, Any]]]) -> list[str]:
     """Write the benchmark's CSV files from the records of its jobs; returns their names."""
     tables: dict[str, list[dict[str, Any]]] = {
-        name: [] for name in ("scores", "ceilings", "curves", "regret_cdf", "spectrum")
+        name: []
+        for name in ("scores", "ceilings", "curves", "regret_cdf", "spectrum", "parameters")
     }
     counts: dict[tuple[str, str], dict[tuple[float, float], int]] = {}
     for job, record in done:
         for name, rows in tables.items():
             keys = {"domain": job.domain, "seed": job.seed}
-            if name in ("scores", "curves", "regret_cdf"):
+            if name in ("scores", "curves", "regret_cdf", "parameters"):
                 keys["method"] = job.method
             rows.extend({**keys, **row} for row in record.get(name, []))
         if job.method not in PAPER:
