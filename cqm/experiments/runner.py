@@ -255,7 +255,8 @@ def _write_times(
     """How all cores spent their time, if the records say; the remainder is start-up and waiting."""
     rows = [{**r.job, **r.content["seconds"]} for r in ended if r.content.get("seconds")]
     if rows:
-        parts = {"physics": prepared * num_cores}
+        # Some studies collect branches within their jobs.
+        parts = {"physics": prepared * num_cores + sum(row.get("physics", 0.0) for row in rows)}
         for name in ("compilation", "training", "evaluation"):
             parts[name] = sum(row[name] for row in rows)
         parts["rest"] = wall * num_cores - sum(parts.values())
