@@ -459,7 +459,9 @@ def _verify(directory: Path) -> None:
     if listed is None:
         return
     for name in (*listed, *_tables(directory)):
-        path, problem = storage.inside(directory, name), ""
+        file = name.removeprefix("ablations/")
+        folder = directory if file == name else directory / "ablations"
+        path, problem = storage.inside(folder, file), ""
         if not path.exists():
             problem = "is missing" if name in listed else ""
         elif name not in listed:
