@@ -21,17 +21,17 @@ from cqm.experiments.runner import run_study
 from cqm.experiments.studies.ablations import AblationStudy, study_of
 
 CHECKED = {
-    "rank": ("subspace", "cqm+effect", "sf"),
-    "nuisance": ("limit", "world"),
+    "rank": ("subspace", "cqm+effect"),
+    "nuisance": ("limit", "cqm+effect"),
     "coupling": ("targets", "cqm+effect"),
     "horizon": ("cqm+effect",),
     "continuation": ("cqm+effect", "unrolled"),
     "rewards": ("cqm+effect", "direct"),
-    "data": ("cqm", "cqm-full-rank+effect"),
+    "data": ("cqm+effect",),
     "actions": ("cqm+whiten",),
-    "preprocessing": ("cqm", "cqm+whiten", "cqm+effect"),
+    "preprocessing": ("limit", "cqm"),
     "features": ("exact", "cqm-full-rank+whiten"),
-    "prototypes": ("cqm", "direct"),
+    "prototypes": ("cqm",),
 }
 """Some methods that each ablation must have rows of."""
 
@@ -74,10 +74,10 @@ def test_every_ablation_runs(finished, name):
     grid = ablation.grid("smoke")
     assert {row["domain"] for row in rows} == set(grid.domains)
     assert all(row["value"] == row["value"] for row in rows)  # nothing overflowed
-    errors = [row for row in rows if row["measure"] == "excess_error"]
-    assert errors
+    assert any(row["measure"] == "excess_error" for row in rows)
     for axis in ablation.axes:
-        assert len({str(row[axis]) for row in errors}) > 1, axis
+        places = {str(row[axis]) for row in rows if row["method"] != "limit"}
+        assert len(places) > 1, axis
 
 
 def test_finished_jobs_leave_only_their_records(finished):
@@ -170,7 +170,10 @@ def test_a_killed_run_resumes(tmp_path):
     environment = {**os.environ, "MUJOCO_GL": "disable"}
     directory = tmp_path / "killed"
     process = subprocess.Popen(
-        [*command, str(directory)], env=environment, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+        [*command, str(directory)],
+        env=environment,
+        stderr=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
     )
     first = directory / "ablations" / "prototypes" / "reacher-easy" / "7" / "prototypes=1.json"
     deadline = time.monotonic() + 240
@@ -251,6 +254,6 @@ def test_a_failed_job_is_kept_and_shown(tmp_path, monkeypatch):
 def test_settings_name_every_point_and_fit():
     study = study_of("nuisance", "smoke")
     stored = study.settings()["study"]
-    assert stored["points"]["nuisance=2"] == ["cqm+effect", "world"]
+    assert stored["points"]["nuisance=0"] == ["cqm+effect"]
     more = replace(study.grid, protocol=replace(study.grid.protocol, states=64))
     assert AblationStudy("nuisance", more).settings() != study.settings()

@@ -69,7 +69,7 @@ def _rank() -> Ablation:
         {
             "full": Grid(_FULL, _ranked((1, 2, 4, 8, 16, 32, 64), methods), DOMAINS[1:]),
             "quick": Grid(_QUICK, _ranked((1, 2, 8, 64), methods[:4]), (REACHER, CHEETAH), _SEED),
-            "smoke": Grid(_SMOKE, _ranked((1, 64), (_OWN, "sf")), (REACHER,), _SEED),
+            "smoke": Grid(_SMOKE, _ranked((1, 64), (_OWN,)), (REACHER,), _SEED),
         },
     )
 
@@ -119,7 +119,7 @@ def _nuisance() -> Ablation:
             ),
             "smoke": Grid(
                 _SMOKE,
-                _points(settings((0, 2), (50.0,)), _fits(_OWN, "world")),
+                _points(settings((0,), (50.0,)), _fits(_OWN)),
                 (REACHER,),
                 _SEED,
             ),
@@ -169,7 +169,7 @@ def _coupling() -> Ablation:
                 (REACHER, CHEETAH),
                 _SEED,
             ),
-            "smoke": Grid(_SMOKE, points((0.0, 0.5), (_OWN,)), (CARTPOLE,), _SEED),
+            "smoke": Grid(_SMOKE, points((0.0,), (_OWN,)), (CARTPOLE,), _SEED),
         },
         ".coupled:rows",
     )
@@ -221,7 +221,7 @@ def _horizon() -> Ablation:
                 (REACHER, CHEETAH),
                 _SEED,
             ),
-            "smoke": Grid(_SMOKE, _points(settings((1, 5)), _fits(_OWN)), (REACHER,), _SEED),
+            "smoke": Grid(_SMOKE, _points(settings((1, 12)), _fits(_OWN)), (REACHER,), _SEED),
         },
     )
 
@@ -249,7 +249,7 @@ def _continuation() -> Ablation:
             "quick": Grid(
                 replace(_QUICK, ceiling_draws=32), _points(settings, fits), (REACHER,), _SEED
             ),
-            "smoke": Grid(_SMOKE, _points(settings[:2], fits), (CARTPOLE,), _SEED),
+            "smoke": Grid(_SMOKE, _points(settings[:3:2], fits), (CARTPOLE,), _SEED),
         },
         ".shifted:rows",
     )
@@ -288,12 +288,14 @@ def _rewards() -> Ablation:
 
 def _data() -> Ablation:
     def points(
-        sizes: tuple[int, ...], shared: Iterable[tuple[int, int]], methods: tuple[str, ...]
+        sizes: tuple[int, ...],
+        shared: Iterable[tuple[int, int]],
+        methods: tuple[str, ...],
+        attributed: tuple[str, ...] = ("cqm-full-rank", "cqm-full-rank+effect"),
     ) -> tuple[Point, ...]:
         base = sizes[-1] // 5
         # With those of the curve, the eight models behind the attribution of errors: raw or
         # conditioned input, rank 8 or full, a fifth of the states or all of them.
-        attributed = ("cqm-full-rank", "cqm-full-rank+effect")
         more = [Fit(method, states=num) for num in (base, sizes[-1]) for method in attributed]
         curve = [Fit(method, states=num) for num in sizes for method in methods]
         largest = Point(Setting(states=sizes[-1]), (*curve, *more))
@@ -341,7 +343,7 @@ def _data() -> Ablation:
                 (REACHER, CHEETAH),
                 _SEED,
             ),
-            "smoke": Grid(_SMOKE, points((8, 40), [(4, 2)], (_OWN, "cqm")), (REACHER,), _SEED),
+            "smoke": Grid(_SMOKE, points((8, 40), [(4, 2)], (_OWN,), ()), (REACHER,), _SEED),
         },
     )
 
@@ -413,7 +415,7 @@ def _preprocessing() -> Ablation:
         {
             "full": Grid(_FULL, points(methods)),
             "quick": Grid(_QUICK, points(methods[:4]), (REACHER, CHEETAH), _SEED),
-            "smoke": Grid(_SMOKE, points(("cqm", "sf")), (REACHER,), _SEED),
+            "smoke": Grid(_SMOKE, points(("cqm",)), (REACHER,), _SEED),
         },
     )
 
@@ -476,7 +478,7 @@ def _prototypes() -> Ablation:
                 (REACHER, CHEETAH),
                 _SEED,
             ),
-            "smoke": Grid(_SMOKE, points((1, 2), ("cqm", "direct")), (REACHER,), _SEED),
+            "smoke": Grid(_SMOKE, points((1, 2), ("cqm",)), (REACHER,), _SEED),
         },
     )
 

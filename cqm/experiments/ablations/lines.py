@@ -33,6 +33,7 @@ _READING = (
     "Bands are 1.96 standard errors over seeds; without bands there is one seed. Excess error: 0 "
     "is perfect, 1 is predicting no effect; values above the axis are cut off."
 )
+_LABEL = 0.16  # width of a label on an axis, as a share of the axis
 Curve = dict[float | str, Estimate]  # by place on the axis
 
 
@@ -63,7 +64,7 @@ def picture(ablation: Ablation, chart: Chart, rows: Sequence[Row], caption: str)
         figure.supxlabel(chart.x_title, fontsize=8.5)
         figure.supylabel(chart.y_title, fontsize=8.5)
         titles = [plain(line_title(chart, line)) for line in shapes]
-        figure.legend(list(shapes.values()), titles, loc="outside lower center", ncols=3)
+        figure.legend(list(shapes.values()), titles, loc="outside upper center", ncols=3)
     title = chart.title or ablation.title
     heading = f"Ablation: {ablation.title.lower()}"
     reading = f"{ablation.question} {_READING}"
@@ -127,23 +128,22 @@ def _draw(
         }
         if "everywhere" in line:
             shapes[name] = axes.axhline(line["everywhere"].mean, zorder=1, **style)
-        else:
-            xs = sorted((index[x], e.mean) for x, e in line.items() if x in index)
+        elif xs := sorted((index[x], e.mean) for x, e in line.items() if x in index):
             (shapes[name],) = axes.plot(*zip(*xs, strict=True), zorder=1, **style)
-    highest = 0.0
+    highest = lowest = 0.0
     for name, line in found.items():
         style = _style(chart, name, names)
         if chart.x_scale == "log" and set(line) == {0.0}:  # it does not depend on the axis
             shapes[name] = axes.axhline(line[0.0].mean, **style)
             _band(axes, [0, 1], [line[0.0]] * 2, style["color"], axes.get_yaxis_transform())
-            highest = max(highest, line[0.0].mean)
+            highest, lowest = max(highest, line[0.0].mean), min(lowest, line[0.0].mean)
             continue
         points = sorted((index[x], e) for x, e in line.items() if math.isfinite(e.mean))
         xs, means = [x for x, _ in points], [e.mean for _, e in points]
         (shapes[name],) = axes.plot(xs, means, marker="o", markersize=3, **style)
         _band(axes, xs, [e for _, e in points], style["color"])
-        highest = max(highest, *means)
-    _scale(axes, chart, places, highest)
+        highest, lowest = max(highest, *means), min(lowest, *means)
+    _scale(axes, chart, places, lowest, highest)
     return dict(sorted(shapes.items(), key=lambda item: item[0] in grey))
 
 
@@ -170,11 +170,12 @@ def _style(chart: Chart, name: str, names: Sequence[str]) -> dict[str, Any]:
     return {"color": colour, "linestyle": method.style if method else "-"}
 
 
-def _scale(axes: Axes, chart: Chart, places: Sequence[Any], highest: float) -> None:
+def _scale(axes: Axes, chart: Chart, places: Sequence[Any], lowest: float, highest: float) -> None:
+    """Set the scales, limits and labels of both axes."""
     if chart.x_scale == "name":
         axes.set_xticks(range(len(places)), [str(x) for x in places])
         if max(map(len, map(str, places))) > 7:
-            axes.tick_params(axis="x", rotation=35)
+            axes.set_xticks(range(len(places)), map(str, places), rotation=40, ha="right")
     else:
         numbers = sorted(x for x in places if x > 0 or chart.x_scale != "log")
         if chart.x_scale == "log":
@@ -182,16 +183,30 @@ def _scale(axes: Axes, chart: Chart, places: Sequence[Any], highest: float) -> N
         elif chart.x_scale == "symlog":
             smallest = min((x for x in numbers if x > 0), default=1.0)
             axes.set_xscale("symlog", base=2, linthresh=smallest, linscale=0.6)
-        if numbers:
-            shown = numbers[:: math.ceil(len(numbers) / 6)]
-            axes.set_xticks(shown, [_short(x) for x in shown])
+        shown = _apart(axes, numbers)
+        axes.set_xticks(shown, [_short(x) for x in shown])
         axes.xaxis.set_minor_locator(NullLocator())
     if chart.y_scale == "log":
         axes.set_yscale("log")
+        axes.yaxis.set_minor_formatter("")
     elif highest > 0:
-        axes.set_ylim(min(0.0, axes.get_ylim()[0]), 1.08 * min(highest, chart.top or math.inf))
+        axes.set_ylim(min(0.0, lowest), 1.08 * min(highest, chart.top or math.inf))
     axes.grid(color=INK, alpha=0.12, linewidth=0.5)
 
 
+def _apart(axes: Axes, numbers: Sequence[float]) -> list[float]:
+    """The numbers whose labels on the axis do not touch, with the largest and the smallest."""
+    shown: list[float] = []
+    last = math.inf
+    for x in sorted(numbers, reverse=True):
+        place = axes.transAxes.inverted().transform(axes.transData.transform((x, 1.0)))[0]
+        if last - place > _LABEL:
+            shown.append(x)
+            last = place
+    if shown and shown[-1] != min(numbers):
+        shown[-1] = min(numbers)
+    return shown[::-1]
+
+
 def _short(x: float) -> str:
-    return f"{x / 1000:g}k" if x >= 1000 else f"{x:g}"
+    return f"{x / 1000:g}k" if x >= 10_000 else f"{x:g}"

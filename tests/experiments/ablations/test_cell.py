@@ -13,7 +13,10 @@ from cqm.worlds.suite import load_task
 PROTOCOL = replace(preset("smoke"), nuisance=4, horizon=3)
 
 
-def cell(tmp_path, setting=None, fits=(Fit("cqm"),), axes=("rank",), domain="reacher-easy"):
+ONE = (Fit("cqm"),)
+
+
+def cell(tmp_path, setting=None, fits=ONE, axes=("rank",), domain="reacher-easy"):
     setting = setting or Setting()
     protocol = setting.applied(PROTOCOL)
     return Cell(protocol, setting, fits, axes, domain, 7, tmp_path, Clock())

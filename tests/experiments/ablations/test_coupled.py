@@ -85,7 +85,7 @@ def test_sharing_later_actions_lowers_the_variance(world, many):
 
 
 def test_mistakes_are_explained(world, drawn):
-    with pytest.raises(ValueError, match="noise must be between 0 and 1; got 1.5"):
+    with pytest.raises(ValueError, match=r"noise must be between 0 and 1; got 1\.5"):
         coupled(drawn, world.nuisance, 1.5, 0.0, rng())
     single = cqm.collect(world, states=4, horizon=3)
     with pytest.raises(ValueError, match="families of 3 arms need 4 draws to couple them; got 1"):

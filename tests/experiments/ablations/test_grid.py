@@ -40,7 +40,9 @@ def test_points_are_found_by_their_label():
 
 
 def test_unknown_names_and_sizes_are_explained():
-    with pytest.raises(ValueError, match=r"unknown ablation 'horizons'; did you mean \['horizon'\]"):
+    with pytest.raises(
+        ValueError, match=r"unknown ablation 'horizons'; did you mean \['horizon'\]"
+    ):
         ablation_of("horizons")
     with pytest.raises(ValueError, match=r"unknown preset 'paper'; available: \['quick', 'full'"):
         ablation_of("rank").grid("paper")
