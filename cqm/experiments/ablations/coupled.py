@@ -138,7 +138,8 @@ def variances(
     outcomes = many.array("outcome")  # [n, draws, arms, features], without the nuisance
     num, draws, arms, _ = outcomes.shape
     half = draws // 2  # the second half of the draws provides arms of other draws
-    shares = rng.random((num, half)) < later
+    # Evenly spread over the draws of a state, which is less noisy than drawing each.
+    shares = (rng.random((num, 1)) + np.arange(half) / half) % 1 < later
     weights = _noise_weights(many, nuisance)
     size = nuisance.amplitude * nuisance.scale * float(np.sqrt(np.sum(weights**2)))
     common, *own = rng.standard_normal((1 + arms, num, half, nuisance.dimension))

@@ -34,13 +34,15 @@ def made_by_other_code(directory: str | Path) -> list[dict[str, Any]]:
     benchmark, logs, worlds, *ablations = _all()
     varied = {study.name.removeprefix("ablation "): study for study in ablations}
 
-    def study(job: Mapping[str, Any]) -> Study:
+    def code(job: Mapping[str, Any]) -> str | None:
         if "ablation" in job:
-            return varied[job["ablation"]]
-        return logs if "behaviour" in job else worlds if "world" in job else benchmark
+            own = varied.get(job["ablation"])
+            return own and own.code(dict(job))
+        study = logs if "behaviour" in job else worlds if "world" in job else benchmark
+        return study.code(dict(job))
 
     states = [state for state in load(directory).jobs or [] if state["code"]]
-    return [s["job"] for s in states if study(s["job"]).code(s["job"]) != s["code"]]
+    return [s["job"] for s in states if code(s["job"]) != s["code"]]
 
 
 def _all() -> tuple[Study, ...]:
