@@ -120,7 +120,7 @@ class Ablate:
         study = study_of(self.name, self.preset, self.domains, self.seeds)
         out = self.out or Path("runs") / f"ablations-{self.preset}"
         expected = seconds(study.declared, study.grid, len(available_cores()))
-        say(f"Expected time: {duration(expected)}")
+        say(f"Expected time of all jobs: {duration(expected)}")
         options = replace(self, name=None)
         command = shlex.join(["cqm", "ablate", self.name, *_arguments(options)])
         outcome = run_study(study, out, command=command, show_progress=True)

@@ -227,7 +227,7 @@ def test_the_command_runs_and_is_remembered(tmp_path, monkeypatch, capsys):
     options = ["rank", "--preset", "smoke", "--seeds", "7", "8", "--out", str(tmp_path)]
     assert main(["ablate", *options]) == 0
     said = capsys.readouterr()
-    assert "Expected time: " in said.err
+    assert "Expected time of all jobs: " in said.err
     run = storage.read_json(tmp_path / "ablations" / "rank.json")
     assert run["commands"] == [f"cqm ablate rank --preset smoke --seeds 7 8 --out {tmp_path}"]
     assert run["preset"] == "smoke"

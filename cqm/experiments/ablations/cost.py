@@ -53,7 +53,7 @@ def _seconds(ablation: Ablation, grid: Grid, point: Point, domain: str) -> float
     loop = _LOOP if setting.continuation == "feedback" else 1.0
     physics = (many + loop * training + single) * protocol.horizon / STEPS_PER_SECOND[domain]
     updates, size = protocol.training.updates, protocol.training.batch_size / 256
-    wide = 1 + protocol.nuisance / 400  # larger observations take longer
+    wide = 1 + max(0, protocol.nuisance - 64) / 120  # larger observations take longer
     fits = sum(
         SECONDS_PER_FIT
         + 1e-3

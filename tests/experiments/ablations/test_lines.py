@@ -10,7 +10,7 @@ def rows(domain="reacher-easy", seeds=(7, 8, 9)):
     found = []
     for seed in seeds:
         for rank in (1.0, 8.0):
-            for method, error in (("cqm", 0.5), ("world+effect", 0.9)):
+            for method, error in (("cqm", 0.5), ("world", 0.9)):
                 value = error / rank + 0.01 * (seed - 8)
                 found.append(row(domain, seed, rank, method, "excess_error", value))
         found.append(row(domain, seed, math.nan, "limit", "noise_floor", 0.25))
@@ -22,12 +22,12 @@ def row(domain, seed, rank, method, measure, value):
     return {**keys, "method": method, "measure": measure, "value": value}
 
 
-CHART = Chart("rank", "rank", methods=("world+effect", "cqm"), limits=("noise_floor",))
+CHART = Chart("rank", "rank", methods=("world", "cqm"), limits=("noise_floor",))
 
 
 def test_curves_are_means_over_seeds_in_the_order_of_the_methods():
     found = curves(CHART, rows())
-    assert list(found) == ["world+effect", "cqm"]
+    assert list(found) == ["world", "cqm"]
     at_eight = found["cqm"][8.0]
     assert at_eight.mean == pytest.approx(0.0625)
     assert (at_eight.num, at_eight.error) == (3, pytest.approx(0.01 / 3**0.5))
@@ -35,7 +35,7 @@ def test_curves_are_means_over_seeds_in_the_order_of_the_methods():
 
 def test_an_undefined_line_is_left_out():
     undefined = [{**r, "value": math.nan} if r["method"] == "cqm" else r for r in rows()]
-    assert list(curves(CHART, undefined)) == ["world+effect"]
+    assert list(curves(CHART, undefined)) == ["world"]
 
 
 def test_a_limit_without_a_place_holds_everywhere():
@@ -55,7 +55,7 @@ def test_a_picture_has_a_panel_per_domain_and_all_lines():
     drawn = picture(ablation, chart, rows() + rows("walker-walk"), "What it shows.")
     assert drawn.name == "ablation-rank"
     assert drawn.section == "ablations"
-    for text in ("Reacher", "Walker", "CQM-B", "World + effect", "label noise", "excess error"):
+    for text in ("Reacher", "Walker", "CQM-B", "World", "label noise", "excess error"):
         assert f">{text}</text>" in drawn.svg, text
     again = picture(ablation, chart, rows() + rows("walker-walk"), "What it shows.")
     assert drawn.svg == again.svg
