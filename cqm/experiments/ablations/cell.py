@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,13 +12,14 @@ import numpy as np
 
 from cqm.branches.collect import collect
 from cqm.branches.dataset import Branches
-from cqm.branches.recipe import Policy
+from cqm.branches.recipe import Policy, Recipe
 from cqm.experiments.ablations.grid import Fit, Setting
 from cqm.experiments.job import Clock
 from cqm.experiments.methods import Method, Predictor, Task, method_of
 from cqm.experiments.protocol import Protocol
 from cqm.experiments.results import TEXT_AXES, Row
 from cqm.experiments.zoo import policy_with, state_behaviour
+from cqm.storage import canonical_json
 from cqm.worlds.contract import World
 from cqm.worlds.features import FeatureMap, Products, RandomFourier, Squares
 from cqm.worlds.loading import load_world
@@ -69,7 +71,8 @@ class Cell:
     def collected(self, name: str, world: World, **changes: Any) -> Branches:
         """One of the protocol's sets of branches, with changes to its recipe."""
         recipe = {**self.protocol.branch_sets(self.seed)[name], **changes}
-        where = self.directory / "branches" / "-".join([name, *map(str, changes.values())])
+        digest = hashlib.sha256(canonical_json(Recipe(**recipe).to_json()).encode()).hexdigest()
+        where = self.directory / "branches" / f"{name}-{digest[:12]}"
         branches = collect(world, out=where, show_progress=False, **recipe)
         self.clock.lap("physics")
         return branches

@@ -70,6 +70,18 @@ def test_branches_follow_the_law_of_the_setting(tmp_path, name):
     assert branches.recipe.continuation.law == expected
 
 
+def test_branches_with_other_recipes_are_kept_apart_and_found_again(tmp_path):
+    own = cell(tmp_path, Setting(states=4))
+    world = own.world()
+    many = [[0, action] for action in range(1, 5)]
+    for changes in ({}, {"arms": many}, {"continuation": law(world, "feedback")}):
+        for _ in range(2):  # a policy is another object in each process
+            own.training(world, **changes)
+    kept = sorted(path.name for path in (tmp_path / "branches").iterdir())
+    assert len(kept) == 3
+    assert {len(name) for name in kept} == {len("training-") + 12}
+
+
 def test_steps_are_stored_only_for_methods_that_need_them(tmp_path):
     for method, needed in (("cqm+effect", False), ("sf", True)):
         own = cell(tmp_path / method, Setting(states=4), (Fit("world"), Fit(method)))
