@@ -37,7 +37,7 @@ def made_by_other_code(directory: str | Path) -> list[dict[str, Any]]:
     def code(job: Mapping[str, Any]) -> str | None:
         if "ablation" in job:
             own = varied.get(job["ablation"])
-            return own and own.code(dict(job))
+            return None if own is None else own.code(dict(job))
         study = logs if "behaviour" in job else worlds if "world" in job else benchmark
         return study.code(dict(job))
 
