@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from cqm.experiments import report, results
+from cqm.experiments.ablations import ABLATIONS
 from cqm.experiments.protocol import preset
 from cqm.experiments.studies.benchmark import Benchmark
 from cqm.storage import encode_json, read_json
@@ -24,8 +25,10 @@ def run(request):
 @pytest.fixture(scope="module")
 def again(run, tmp_path_factory):
     directory = tmp_path_factory.mktemp("results")
-    for path in (*run.glob("*.json"), *run.glob("*.csv")):
-        shutil.copy(path, directory)
+    for path in (*run.glob("*.json"), *run.glob("*.csv"), *run.glob("ablations/*.*")):
+        copy = directory / path.relative_to(run)
+        copy.parent.mkdir(exist_ok=True)
+        shutil.copy(path, copy)
     report.write(directory)
     return directory
 
@@ -52,9 +55,13 @@ def test_the_page_follows_from_the_scores(run, again):
 
 def test_scores_have_the_current_columns(run):
     found = {path.name: path.read_text().partition("\n")[0] for path in run.glob("*.csv")}
-    assert found
+    varied = list(run.glob("ablations/*.csv"))
+    assert found or varied
     for name, header in found.items():
         assert header.split(",") == list(results.COLUMNS[name]), name
+    for path in varied:
+        columns = ABLATIONS[path.stem].columns
+        assert path.read_text().partition("\n")[0].split(",") == list(columns), path
 
 
 def test_the_paper_run_has_every_file_of_its_studies():

@@ -14,7 +14,7 @@ import tyro
 
 from cqm import __version__
 from cqm.cli.branches import REGISTRY, Audit, Collect
-from cqm.cli.experiments import Report, Reproduce
+from cqm.cli.experiments import Ablate, Report, Reproduce
 from cqm.cli.logs import LogsCheck, LogsCommand, LogsEffects, LogsImport
 from cqm.cli.models import Ask, Fit
 from cqm.cli.worlds import Worlds, WorldsCheck, WorldsList
@@ -34,6 +34,7 @@ COMMANDS: dict[str, type] = {
     "fit": Fit,
     "query": Ask,
     "reproduce": Reproduce,
+    "ablate": Ablate,
     "report": Report,
 }
 _ANY: Any = functools.reduce(

@@ -12,6 +12,7 @@ from matplotlib.colors import ListedColormap, to_rgb
 from matplotlib.ticker import LogLocator, MaxNLocator
 
 from cqm.experiments import published as paper
+from cqm.experiments.ablations import views as ablation_views
 from cqm.experiments.drawing import INK, WIDTH, Picture, drawing, file_name, mark_line, plain
 from cqm.experiments.intervals import Estimate
 from cqm.experiments.methods import METHODS
@@ -72,7 +73,8 @@ def make_figures(results: Results) -> list[Picture]:
     makers = (score_figure, alignment_figure, regret_figure, curves_figure)
     pictures = [make(results, domain) for make in makers for domain in results.domains]
     pictures += [spectrum_figure(results), diagnosis_figure(results, DIAGNOSED)]
-    return [*(picture for picture in pictures if picture), *logs_views.figures(results)]
+    own = [picture for picture in pictures if picture]
+    return [*own, *logs_views.figures(results), *ablation_views.figures(results)]
 
 
 def _picture(name: str, title: str, caption: str, svg: list[str]) -> Picture:

@@ -31,9 +31,9 @@ def do_job(
         world.mixed_weights(directions)
         for directions in protocol.rewards(len(world.native.feature_names))
     )
-    clock = _Clock()
+    clock = Clock()
     if job.method == CEILINGS:
-        record = _ceilings(sets, held_out)
+        record = ceilings(sets, held_out)
         return {**record, "seconds": clock.lap("evaluation").seconds}
     method, conditioning = method_of(job.method)
     task = Task(
@@ -52,7 +52,8 @@ def do_job(
     return {**record, "seconds": clock.lap("evaluation").seconds}
 
 
-def _ceilings(sets: Mapping[str, Branches], weights: np.ndarray) -> dict[str, Any]:
+def ceilings(sets: Mapping[str, Branches], weights: np.ndarray) -> dict[str, Any]:
+    """Rows of the best achievable scores, and of the spectrum of the effects."""
     many = sets["ceiling"]
     effects = many.effects()
     values = advantage(sets["test"].outcomes[:, 0], weights)
@@ -127,16 +128,18 @@ def _curve(directory: Path) -> list[dict[str, Any]]:
     return [{"step": int(step), "loss": loss} for step, loss in zip(steps, losses, strict=True)]
 
 
-class _Clock:
-    """Seconds spent on each part; compilation counts as a part of its own."""
+class Clock:
+    """Seconds spent on each part of a job; compilation counts as a part of its own."""
 
     def __init__(self) -> None:
         self.seconds = {"compilation": 0.0, "training": 0.0, "evaluation": 0.0}
         self._last, self._counted = time.monotonic(), _compilation.seconds
 
-    def lap(self, part: str) -> _Clock:
+    def lap(self, part: str) -> Clock:
+        """Count the time since the last lap as time of a part."""
         now, compiled = time.monotonic(), _compilation.seconds
-        self.seconds[part] += now - self._last - (compiled - self._counted)
+        spent = now - self._last - (compiled - self._counted)
+        self.seconds[part] = self.seconds.get(part, 0.0) + spent
         self.seconds["compilation"] += compiled - self._counted
         self._last, self._counted = now, compiled
         return self

@@ -109,13 +109,13 @@ class Protocol:
             },
         }
 
-    def rewards(self, num_features: int) -> tuple[np.ndarray, np.ndarray]:
+    def rewards(self, num_features: int, *, draw: int = 0) -> tuple[np.ndarray, np.ndarray]:
         """Training and held-out reward directions, unit vectors of native features `[rewards, d]`.
 
         Each domain has one set for all seeds: drawn per seed, they would change the scores by more
-        than the paper's intervals.
+        than the paper's intervals. Other sets have another number, `draw`.
         """
-        rng = np.random.default_rng(_REWARD_SEED)
+        rng = np.random.default_rng(_REWARD_SEED + draw)
         directions = rng.standard_normal((self.test_rewards + self.training_rewards, num_features))
         directions /= np.linalg.norm(directions, axis=1, keepdims=True)
         return directions[self.test_rewards :], directions[: self.test_rewards]

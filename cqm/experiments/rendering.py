@@ -13,7 +13,7 @@ from cqm.experiments.results import Row, write_csv
 from cqm.storage import write_pieces
 
 MARKS = {"": "", "agrees": "≈", "better": "▲", "worse": "▼"}
-Section = Literal["verdict", "paper", "beyond", "logs", "worlds"]
+Section = Literal["verdict", "paper", "beyond", "logs", "worlds", "ablations"]
 """Where a table or figure belongs: the verdict, the paper's results, or what goes beyond them."""
 _LATEX = {
     **{character: f"\\{character}" for character in "&%$#_{}"},

@@ -94,6 +94,8 @@ COLUMNS: dict[str, dict[str, type]] = {
     },
 }
 """Columns of each results file, in order, with their types."""
+TEXT_AXES = ("continuation", "asked", "graph", "features", "conditioning")
+"""Axes of ablations whose values are names, `any` where they do not apply; others are numbers."""
 FORMER_NAMES = {"logs.csv": {"regret": "regret_share"}}
 """Current names of columns that earlier versions wrote under another name, by file."""
 STUDY_FILES = ("logs-study.json", "logs.json")
@@ -155,7 +157,8 @@ class StudyJobs(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class JobList(msgspec.Struct, forbid_unknown_fields=True):
-    """`jobs.json`: all jobs behind the tables, by study (`benchmark`, `logs` or `worlds`)."""
+    """`jobs.json`: all jobs behind the tables, by study: `benchmark`, `logs`, `worlds`, or one per
+    ablation."""
 
     schema: int
     studies: dict[str, StudyJobs]
@@ -231,6 +234,22 @@ def with_current_names(file: str, row: Mapping[str, Any]) -> Row:
     return {former.get(name, name): value for name, value in row.items()}
 
 
+def ablation_columns(axes: Iterable[str]) -> dict[str, type]:
+    """Columns of an ablation's CSV file, in order, with their types: a row per measured value.
+
+    >>> list(ablation_columns(["rank"]))
+    ['domain', 'seed', 'rank', 'method', 'measure', 'value']
+    """
+    varied = {axis: str if axis in TEXT_AXES else float for axis in axes}
+    return {"domain": str, "seed": int, **varied, "method": str, "measure": str, "value": float}
+
+
+def _read_ablation(path: Path) -> list[Row]:
+    """The rows of an ablation, whose axes are the columns between the seed and the method."""
+    header = path.read_text(encoding="utf-8").partition("\n")[0].split(",")
+    return read_csv(path, ablation_columns(header[2:-3]))
+
+
 @dataclass(frozen=True)
 class Results:
     """Everything that a run wrote; whatever it did not write is empty."""
@@ -249,6 +268,10 @@ class Results:
     worlds: list[Row] = field(default_factory=list)
     worlds_study: dict[str, Any] = field(default_factory=dict)
     """Settings, versions and failures of the study of worlds."""
+    ablations: dict[str, list[Row]] = field(default_factory=dict)
+    """Rows of each ablation by name."""
+    ablation_runs: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Settings, versions and failures of each ablation by name."""
     times: dict[str, Any] = field(default_factory=dict)
     jobs: list[dict[str, Any]] | None = None
     """All jobs behind the tables, each with `job`, `status` and `code`; None if unknown."""
@@ -264,8 +287,8 @@ class Results:
 
     @property
     def runs(self) -> tuple[dict[str, Any], ...]:
-        """Run files of the benchmark and of the studies of logs and worlds."""
-        return self.run, self.study, self.worlds_study
+        """Run files of the benchmark, of the studies of logs and worlds, and of the ablations."""
+        return self.run, self.study, self.worlds_study, *self.ablation_runs.values()
 
     @cached_property
     def domains(self) -> list[str]:
@@ -327,13 +350,14 @@ class Results:
 
 
 def load(directory: str | Path) -> Results:
-    """Load the results of the benchmark, of the studies of logs and worlds, or of several.
+    """Load the results of the benchmark, of logs, worlds and ablations, or of several of these.
 
     A directory of the benchmark must have `run.json` and `scores.csv`; other files are optional. A
     file that was changed is refused; results of versions before 0.3 have no checksums.
     """
     directory = Path(directory)
-    others = any((directory / name).is_file() for name in ("logs.csv", "worlds.csv"))
+    varied = {path.stem: path for path in sorted(directory.glob("ablations/*.csv"))}
+    others = varied or any((directory / name).is_file() for name in ("logs.csv", "worlds.csv"))
     scored = (directory / "scores.csv").is_file() or not others
     if scored and not (directory / "run.json").is_file():
         raise FileNotFoundError(
@@ -346,12 +370,16 @@ def load(directory: str | Path) -> Results:
         for name, columns in COLUMNS.items()
         if (name == "scores.csv" and scored) or (directory / name).exists()
     }
-    if not any(tables.get(name) for name in ("scores", "logs", "worlds")):
+    ablations = {name: _read_ablation(path) for name, path in varied.items()}
+    if not any([*ablations.values(), *(tables.get(n) for n in ("scores", "logs", "worlds"))]):
         raise ValueError(f"{directory / 'scores.csv'} has no rows: no method has been scored yet")
     run, times = _read(directory / "run.json", RunFile), _read(directory / TIMES, Times)
     name = next((n for n in STUDY_FILES if (directory / n).exists()), STUDY_FILES[0])
     study, worlds_study = (_read(directory / n, RunFile) for n in (name, WORLDS_FILE))
     files = {"logs": (name, study), "worlds": (WORLDS_FILE, worlds_study)}
+    own = {name: f"ablations/{name}.json" for name in ablations}
+    ablation_runs = {name: _read(directory / file, RunFile) for name, file in own.items()}
+    files |= {f"ablation {name}": (own[name], run) for name, run in ablation_runs.items()}
     states = None
     if (directory / JOBS).exists():
         states = []
@@ -365,7 +393,14 @@ def load(directory: str | Path) -> Results:
             states += jobs["jobs"]
     rows = {"scores": [], **tables}
     return Results(
-        run=run, times=times, study=study, worlds_study=worlds_study, jobs=states, **rows
+        run=run,
+        times=times,
+        study=study,
+        worlds_study=worlds_study,
+        ablations=ablations,
+        ablation_runs=ablation_runs,
+        jobs=states,
+        **rows,
     )
 
 
@@ -380,7 +415,7 @@ def write_jobs(
 
     Args:
         directory: The run's directory.
-        study: `benchmark`, `logs` or `worlds`.
+        study: Name of the study.
         run: Content of the study's run file.
         jobs: See `JobState`.
         tables: Names of the CSV files that have just been written.
@@ -398,7 +433,7 @@ def write_checksums(directory: Path, changed: Iterable[str] = ()) -> None:
     """Write `checksums.json`; files that were in it keep their checksum unless named as changed."""
     listed = _checksums(directory)
     if listed is None:
-        listed, changed = {}, [*COLUMNS, *_RUN_FILES]
+        listed, changed = {}, [*_tables(directory), *_RUN_FILES]
     for name in (*changed, JOBS):
         listed.pop(name, None)
         if (directory / name).exists() and not _is_sealed(directory / name):
@@ -410,7 +445,8 @@ def write_checksums(directory: Path, changed: Iterable[str] = ()) -> None:
 def _is_sealed(path: Path) -> bool:
     """Whether a file that a run rewrites on its own carries its own seal."""
     try:
-        return path.name in _RUN_FILES and storage.SEAL in storage.read_json(path)
+        own = path.name in _RUN_FILES or (path.parent.name, path.suffix) == ("ablations", ".json")
+        return own and storage.SEAL in storage.read_json(path)
     except DamagedFileError:
         return False
 
@@ -428,8 +464,10 @@ def _verify(directory: Path) -> None:
     listed = _checksums(directory)
     if listed is None:
         return
-    for name in (*listed, *COLUMNS):
-        path, problem = storage.inside(directory, name), ""
+    for name in (*listed, *_tables(directory)):
+        file = name.removeprefix("ablations/")
+        folder = directory if file == name else directory / "ablations"
+        path, problem = storage.inside(folder, file), ""
         if not path.exists():
             problem = "is missing" if name in listed else ""
         elif name not in listed:
@@ -438,6 +476,12 @@ def _verify(directory: Path) -> None:
             problem = "was changed: its checksum is wrong"
         if problem:
             raise DamagedFileError(f"{path} {problem}; {_repair(directory)}")
+
+
+def _tables(directory: Path) -> list[str]:
+    """Names of the CSV files that a run may have written."""
+    varied = sorted(directory.glob("ablations/*.csv"))
+    return [*COLUMNS, *(str(path.relative_to(directory)) for path in varied)]
 
 
 def _repair(directory: Path) -> str:

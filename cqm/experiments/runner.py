@@ -295,7 +295,8 @@ def _write_times(
         for now in (True, False)
     )
     if rows:
-        parts = {"physics": prepared * num_cores}
+        # Some studies collect branches within their jobs.
+        parts = {"physics": prepared * num_cores + sum(row.get("physics", 0.0) for row in rows)}
         for name in ("compilation", "training", "evaluation"):
             parts[name] = sum(row[name] for row in rows)
         parts["rest"] = wall * num_cores - sum(parts.values())

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import zip_longest
 
 from cqm.experiments import published as paper
+from cqm.experiments.ablations import views as ablation_views
 from cqm.experiments.all_methods import all_methods_table
 from cqm.experiments.intervals import INTERVALS, NORMAL, Estimate
 from cqm.experiments.methods import CONDITIONINGS, METHODS, RIVALS
@@ -61,7 +62,7 @@ _ENSEMBLE = ("world", "cqm", "world-ensemble")
 def make_tables(results: Results) -> list[Table]:
     """All tables that the results allow; empty ones are left out."""
     tables = [*(_benchmark(results) if results.scores else ()), *logs_views.tables(results)]
-    tables += worlds_views.tables(results)
+    tables += worlds_views.tables(results) + ablation_views.tables(results)
     return [table for table in tables if table.groups]
 
 

@@ -77,6 +77,8 @@ class Task:
     """Settings of the training loop, including the seed for everything random in the method."""
     conditioning: Conditioning = "none"
     """Conditioning of the input, the same for any method."""
+    rank: int | None = None
+    """Rank of the vector models' decoder; None for the method's own."""
     directory: Path | None = None
     """Where checkpoints are kept, from which an interrupted fit resumes."""
     show_progress: bool | None = None

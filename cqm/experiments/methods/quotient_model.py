@@ -35,7 +35,7 @@ class QuotientModel(Predictor):
             seed=task.seed,
             training=task.training,
             conditioning=task.conditioning,
-            decoder_rank=self.rank,
+            decoder_rank=task.rank or self.rank,
         )
 
     @property

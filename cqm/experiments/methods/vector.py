@@ -12,13 +12,16 @@ from cqm.models.network import Network, after_first, three_layers
 RANK, WIDTH = 8, 128
 
 
-def make_network(task: Task, inputs: Inputs, *, rank: int = RANK) -> Network:
-    """The paper's network for a task, initialised with the task's seed."""
+def make_network(task: Task, inputs: Inputs, *, rank: int | None = None) -> Network:
+    """The paper's network for a task, initialised with the task's seed.
+
+    By default its rank is the task's, or else the paper's.
+    """
     return Network(
         inputs.size,
         task.branches.num_actions,
         len(task.branches.feature_names),
-        rank=rank,
+        rank=rank or task.rank or RANK,
         width=WIDTH,
         key=jax.random.key(task.seed),
     )

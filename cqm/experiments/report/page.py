@@ -30,6 +30,7 @@ _DETAILS = {
     "table-disagreements": "every difference from the paper",
     "table-ordinary": "all errors of effects from logs",
     "table-worlds": "the default model on every world",
+    "ablations": "ablations",
 }
 """Links from the first screen, by anchor."""
 
@@ -46,6 +47,8 @@ def render(results: Results, tables: Sequence[Table], pictures: Sequence[Picture
     what = "effects from logs against branched truth"
     if results.worlds and not results.logs:
         what = "the default model on many worlds"
+    if results.ablations and not (results.logs or results.worlds):
+        what = "ablations of the paper's benchmark"
     if results.scores:
         preset = str(results.run.get("preset", "unnamed"))
         what = f"the paper's benchmark (preset {preset}) next to its published results"
@@ -57,6 +60,7 @@ def render(results: Results, tables: Sequence[Table], pictures: Sequence[Picture
         "beyond": ("Beyond the paper", drawn("beyond") + shown("beyond")),
         "logs": ("From logs", drawn("logs") + shown("logs")),
         "worlds": ("Many worlds", shown("worlds")),
+        "ablations": ("Ablations", drawn("ablations") + shown("ablations")),
         "run": ("The run", "".join(_run(results))),
     }
     sections = {name: section for name, section in sections.items() if section[1]}
@@ -103,6 +107,7 @@ def _verdict(results: Results, tables: Sequence[Table], picture: str) -> str:
     )
     found = "".join(f"<li>{escape(sentence)}</li>" for sentence in findings(results))
     anchors = {f"table-{table.name}" for table in tables} | ({"findings"} if found else set())
+    anchors |= {"ablations"} if results.ablations else set()
     links = [f'<a href="#{a}">{text}</a>' for a, text in _DETAILS.items() if a in anchors]
     if links:
         words += f"<p>Details: {', '.join(links)}.</p>"
@@ -255,6 +260,7 @@ def _run(results: Results) -> Iterator[str]:
         "Protocol": results.run.get("protocol", {}),
         "Study of logs": results.study.get("study", {}),
         "Study of worlds": results.worlds_study.get("study", {}),
+        **{f"Ablation {name}": run.get("study", {}) for name, run in results.ablation_runs.items()},
         "Versions": {
             k: v for run in results.runs[::-1] for k, v in run.get("versions", {}).items()
         },

@@ -20,7 +20,9 @@ _SHOWN = 5  # groups of jobs that the terminal names
 
 
 def group_of(job: Mapping[str, Any]) -> str:
-    """The title of a job's method, of its kind of logs, or of its number of states."""
+    """The title of a job's method, of its kind of logs, of its states, or of its ablation."""
+    if "ablation" in job:
+        return f"{job['ablation']}, {job['point']}"
     if "behaviour" in job:
         return f"{job['behaviour']} logs, nuisance {job.get('nuisance')}"
     if "world" in job:

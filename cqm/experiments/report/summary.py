@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Sequence
 
+from cqm.experiments.ablations import views as ablation_views
 from cqm.experiments.rendering import MARKS, Cell, Table
 from cqm.experiments.report.states import lines
 from cqm.experiments.results import Results
 
 
 def summary(results: Results, tables: Sequence[Table]) -> str:
-    """Accuracy next to the paper's, errors from logs and on many worlds, and jobs to look at."""
+    """Accuracy next to the paper's, errors from logs, worlds, ablations, and jobs to look at."""
     by_name = {table.name: table for table in tables}
     parts = []
     if "accuracy" in by_name:
@@ -22,6 +24,8 @@ def summary(results: Results, tables: Sequence[Table]) -> str:
         parts.append(_errors(by_name["ordinary"]))
     if "worlds" in by_name:
         parts.append(_worlds(by_name["worlds"]))
+    if varied := ablation_views.verdict(results):
+        parts.append(f"{textwrap.fill(varied, 88)}\n")
     if jobs := lines(results):
         parts.append(jobs)
     return "\n".join(parts)

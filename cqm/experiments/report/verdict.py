@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from cqm.experiments import published as paper
+from cqm.experiments.ablations import views as ablation_views
 from cqm.experiments.figures import DIAGNOSED, diagnosis
 from cqm.experiments.intervals import Estimate
 from cqm.experiments.protocol import PRESETS, preset
@@ -34,6 +35,7 @@ def headline(results: Results) -> dict[str, str]:
         "Against the paper": agreement(results),
         "From logs": _from_logs(results),
         "Many worlds": worlds_views.verdict(results),
+        "Ablations": ablation_views.verdict(results),
     }
     return {topic: text for topic, text in topics.items() if text}
 
@@ -59,6 +61,8 @@ def scope(results: Results) -> str:
             text += f" Not finished: {_count(left, 'job')} of this preset left."
     elif results.logs:
         text = f"Effects learned from ordinary trajectories and from branches on {where}."
+    elif not results.worlds:
+        text = f"Ablations of the paper's benchmark: {_list(list(results.ablations))}."
     else:
         text = "The default effect model beside each of its candidates and the paper's model."
     if num := len(results.failed):

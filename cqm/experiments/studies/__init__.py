@@ -1,4 +1,4 @@
-"""Studies that can be run: the paper's benchmark, effects from logs, and many worlds."""
+"""Studies that can be run: the paper's benchmark, effects from logs, many worlds, ablations."""
 
 from __future__ import annotations
 
@@ -31,18 +31,24 @@ def made_by_other_code(directory: str | Path) -> list[dict[str, Any]]:
     """Jobs behind the results in a directory whose code differs from what is installed."""
     from cqm.experiments.results import load
 
-    benchmark, logs, worlds = _all()
+    benchmark, logs, worlds, *ablations = _all()
+    varied = {study.name.removeprefix("ablation "): study for study in ablations}
 
-    def study(job: Mapping[str, Any]) -> Study:
-        return logs if "behaviour" in job else worlds if "world" in job else benchmark
+    def code(job: Mapping[str, Any]) -> str | None:
+        if "ablation" in job:
+            own = varied.get(job["ablation"])
+            return None if own is None else own.code(dict(job))
+        study = logs if "behaviour" in job else worlds if "world" in job else benchmark
+        return study.code(dict(job))
 
     states = [state for state in load(directory).jobs or [] if state["code"]]
-    return [s["job"] for s in states if study(s["job"]).code(s["job"]) != s["code"]]
+    return [s["job"] for s in states if code(s["job"]) != s["code"]]
 
 
-def _all() -> tuple[Study, Study, Study]:
+def _all() -> tuple[Study, ...]:
     """The studies without any jobs to run."""
     from cqm.experiments.protocol import Protocol
+    from cqm.experiments.studies.ablations import all_without_jobs
     from cqm.experiments.studies.benchmark import Benchmark
     from cqm.experiments.studies.logs import LogsProtocol, LogsStudy
     from cqm.experiments.studies.worlds import WorldsProtocol, WorldsStudy
@@ -51,4 +57,5 @@ def _all() -> tuple[Study, Study, Study]:
         Benchmark(Protocol("", ())),
         LogsStudy(LogsProtocol()),
         WorldsStudy(WorldsProtocol()),
+        *all_without_jobs(),
     )
