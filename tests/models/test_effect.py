@@ -543,9 +543,12 @@ def test_what_the_candidates_need_is_said(world):
 def test_updates_are_those_of_every_training_and_nothing_else_changes(branches):
     settings = {"width": 8, "updates": 3, "validation": 0.0}
     model = EffectModel(candidates="unrolled", **settings).fit(branches[:50])
-    whole = dataclasses.replace(TRAINING, updates=3, seed=0)
-    # Single steps: three times as many updates, in chunks three times as long, with half the batch.
-    steps = dataclasses.replace(whole, updates=9, batch_size=8, chunk=3 * whole.chunk)
+    whole = dataclasses.replace(TRAINING, updates=3, learning_rate=5e-4, seed=0)
+    # Single steps: three times as many updates, in chunks three times as long, with half the batch,
+    # at eight times the rate.
+    steps = dataclasses.replace(
+        whole, updates=9, batch_size=8, learning_rate=4e-3, chunk=3 * whole.chunk
+    )
     assert model.training_ == {
         "unrolled-steps": {**dataclasses.asdict(steps), "updates_made": 9},
         "unrolled-1": {**dataclasses.asdict(whole), "updates_made": 3},

@@ -184,6 +184,6 @@ def test_ten_times_the_states_take_no_more_memory(tmp_path):
         return int(done.stdout)
 
     for states in (3_000, 30_000):
-        make_branches(states, size=100, horizon=2, out=tmp_path / str(states))
+        make_branches(states, size=300, horizon=2, out=tmp_path / str(states))
     streamed = peak(3_000, 3e-4)  # less than the rows of either set
     assert peak(30_000, 3e-4) < 1.05 * streamed < peak(30_000, 1.0)
