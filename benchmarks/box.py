@@ -55,8 +55,10 @@ class Settings:
     """Dimension of the nuisance."""
     states: int = 20_000
     """Number of training states, each with five rollouts."""
-    test_states: int = 300
+    test_states: int = 1_000
     """Number of states with a known truth."""
+    controlled_states: int = 300
+    """How many of them get controls that are chosen and branched."""
     draws: int = 64
     """Draws per test state."""
     calibration_states: int = 1_000
@@ -80,33 +82,47 @@ def main(settings: Settings) -> None:
         world = cqm.load_world(name, nuisance=settings.nuisance, seed=settings.seed)
         collected = _collections(settings, world)
         row = {"world": name, "nuisance": settings.nuisance}
-        models = {}
+        models, predicted = {}, {}
+        test = collected["test"]
+        effects = test.effects()
         for actions in ("menu", "box"):
             models[actions], seconds = _fitted(settings, name, actions, collected[actions])
-            predicted = center(models[actions].effect(collected["test"].observations))
-            row[f"excess_error_{actions}"] = round(
-                metrics.excess_error(predicted, collected["test"].effects()), 5
-            )
+            predicted[actions] = center(models[actions].effect(test.observations))
+            error = metrics.excess_error(predicted[actions], effects)
+            row[f"excess_error_{actions}"] = float(f"{error:.4g}")
             row |= {
                 f"seconds_{actions}": round(seconds),
                 f"model_{actions}": models[actions].method_,
             }
         row["ratio"] = round(row["excess_error_box"] / row["excess_error_menu"], 3)
-        row["centering_gap"] = round(
-            models["box"].centering_gap(collected["test"].observations[:100]), 5
-        )
+        row["ratio_standard_error"] = round(ratio_error(predicted, effects, settings.seed), 3)
+        row["centering_gap"] = round(models["box"].centering_gap(test.observations[:100]), 5)
         if name in settings.controlled:
             model = models["box"].calibrate(collected["calibration"])
-            claims, losses = controlled(settings, model, collected["test"], world)
+            claims, losses = controlled(settings, model, test[: settings.controlled_states], world)
             row |= claims
             menus += [{"world": name, **each} for each in losses]
-        row |= {"states": settings.states, "draws": settings.draws, "seed": settings.seed}
+        row |= {"states": settings.states, "test_states": settings.test_states}
+        row |= {"draws": settings.draws, "seed": settings.seed}
         row |= {package: version(package) for package in ("jax", "mujoco")}
         scores.append(row)
         print(row, flush=True)
         write_csv(settings.out, scores)
         if menus:
             write_csv(settings.out.with_name(f"{settings.out.stem}_menus.csv"), menus)
+
+
+def ratio_error(predicted: dict[str, np.ndarray], effects: np.ndarray, seed: int) -> float:
+    """Standard error of the ratio of excess errors, from 200 bootstrap samples of the states."""
+    rng, ratios = np.random.default_rng([seed, 1]), []
+    for _ in range(200):
+        rows = rng.integers(len(effects), size=len(effects))
+        errors = {
+            name: metrics.excess_error(values[rows], effects[rows])
+            for name, values in predicted.items()
+        }
+        ratios.append(errors["box"] / errors["menu"])
+    return float(np.std(ratios))
 
 
 def _collections(settings: Settings, world: World) -> dict[str, Branches]:

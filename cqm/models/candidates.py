@@ -68,7 +68,8 @@ UPDATES = 16_000
 TRAINING = Training(UPDATES, batch_size=16, learning_rate=1e-3, schedule="cosine")
 """Default training of a network; many small batches give the lowest error in a given time."""
 CYCLES = (1 / 16, 1 / 8, 5 / 16, 1 / 2)  # shares of the updates
-_UNROLLED_RATE = 5e-4  # learning rate of whole branches, lower because single steps come first
+_GATED_RATE = 2e-3  # learning rate of direct networks whose actions are control vectors
+_UNROLLED_RATE = 5e-4  # learning rate of whole branches
 _STEP_UPDATES, _STEP_BATCH, _STEP_RATE = 3, 1 / 2, 8  # of single steps, relative to whole branches
 _RIDGE_FAMILIES = 50_000  # more families hardly change a regression
 _CORRECTION_DRAWS, _CORRECTED_ROWS = 8, 512
@@ -204,12 +205,16 @@ class Trained(Candidate):
 
     members: int
     """Number of networks to average, unless the model's `members` is set."""
-    training = TRAINING
-    """Settings, unless the model's `training` is set."""
 
     def __init__(self, task: Task):
         super().__init__(task)
-        self.settings = task.model._training_settings(self.training)
+        training = replace(TRAINING, learning_rate=self.learning_rate)
+        self.settings = task.model._training_settings(training)
+
+    @property
+    def learning_rate(self) -> float:
+        """The highest learning rate, unless the model's `training` is set."""
+        return TRAINING.learning_rate
 
     @abc.abstractmethod
     def rows(self, part: Branches) -> dict[str, np.ndarray]:
@@ -342,6 +347,11 @@ class Direct(Trained):
         """Control vectors of the actions; None if the network embeds actions as in the paper."""
         return self.task.controls if self.model.conditioning == "learned" else None
 
+    @property
+    def learning_rate(self) -> float:
+        """Higher if actions are controls, because a gated network does not lose members."""
+        return TRAINING.learning_rate if self.controls is None else _GATED_RATE
+
     def obstacle(self) -> str:
         """Empty, unless an embedding of candidate actions would have to learn from controls."""
         if self.task.families.has_menu or self.controls is not None:
@@ -393,6 +403,7 @@ class Direct(Trained):
                 rank=self.model.decoder_rank or size,
                 width=self.model.width,
                 num_controls=None if controls is None else controls.shape[1],
+                gated=controls is not None,
                 key=key,
             ),
             self.members,
@@ -484,7 +495,11 @@ class Unrolled(Trained):
 
     name = "unrolled"
     members = 1
-    training = replace(TRAINING, learning_rate=_UNROLLED_RATE)
+
+    @property
+    def learning_rate(self) -> float:
+        """Lower than that of other networks, because single steps come first."""
+        return _UNROLLED_RATE
 
     def obstacle(self) -> str:
         """Needs step features and, under a policy, features that contain the observation."""

@@ -42,6 +42,7 @@ _DIRECT = {
 }
 _EMBEDDING = {"network.embedding": "members actions embedding"}
 _CONTROLS = {"controls": "actions embedding"}
+_GATE = _layers("network.gate", "width", "width")
 _POLYNOMIAL = {
     **_COMMON,
     "controls": "actions controls",
@@ -218,6 +219,8 @@ def _check_all(arrays: Mapping[str, np.ndarray], axes: Axes, known: dict[str, in
 def _expected(kind: str, arrays: Mapping[str, np.ndarray]) -> Axes:
     """Axes of all arrays that the predictor must have; its type follows from the arrays given."""
     if "network.decoder.weight" in arrays:
+        if "network.gate.weight" in arrays:  # since version 0.3
+            return _DIRECT | _CONTROLS | _GATE
         return _DIRECT | (_CONTROLS if "controls" in arrays else _EMBEDDING)
     if "polynomial.weights" in arrays:
         return _POLYNOMIAL

@@ -8,7 +8,7 @@ linear decoder with bias. A ReLU follows every layer of encoder and head except 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import equinox as eqx
@@ -20,6 +20,7 @@ from jax import Array
 from cqm.quotient import Reference, center
 
 Model = TypeVar("Model", bound=eqx.Module)
+Activation = Callable[[Array], Array]
 
 
 class Linear(eqx.Module):
@@ -45,25 +46,33 @@ def make_layers(sizes: Sequence[int], keys: Iterator[Array]) -> tuple[Linear, ..
     return tuple(Linear(*pair, next(keys)) for pair in itertools.pairwise(sizes))
 
 
-def three_layers(layers: tuple[Linear, ...], inputs: Array) -> Array:
-    """Apply an encoder or a head, with a ReLU after every layer except the last."""
-    return after_first(layers, layers[0](inputs))
+def three_layers(
+    layers: tuple[Linear, ...], inputs: Array, activation_fn: Activation = jax.nn.relu
+) -> Array:
+    """Apply an encoder or a head, with an activation after every layer except the last."""
+    return after_first(layers, layers[0](inputs), activation_fn)
 
 
-def after_first(layers: tuple[Linear, ...], hidden: Array) -> Array:
+def after_first(
+    layers: tuple[Linear, ...], hidden: Array, activation_fn: Activation = jax.nn.relu
+) -> Array:
     """Apply the remaining layers to the output of the first, for callers that computed it."""
     _, second, third = layers
-    return third(jax.nn.relu(second(jax.nn.relu(hidden))))
+    return third(activation_fn(second(activation_fn(hidden))))
 
 
 class Network(eqx.Module):
     """f(s, a): an unconstrained vector for every state and candidate action.
 
-    An action enters through a learned embedding, as in the paper, or as a control vector.
+    An action enters through a learned embedding, as in the paper, or as a control vector. What a
+    control does usually depends on the state as a factor, so a control's part of the head's first
+    layer is multiplied by a gate, which is linear in the encoded state. Such a network has smooth
+    activations: with ReLUs, members died while they learned effects of controls.
     """
 
     encoder: tuple[Linear, ...]
     embedding: Array | None  # [actions, 16]; None if actions are control vectors
+    gate: Linear | None  # from the encoded state to factors of the controls' part
     head: tuple[Linear, ...]
     decoder: Linear
 
@@ -77,15 +86,17 @@ class Network(eqx.Module):
         width: int = 128,
         embedding: int = 16,
         num_controls: int | None = None,
+        gated: bool = False,
         key: Array,
     ):
-        keys = iter(jax.random.split(key, 8))
+        keys = iter(jax.random.split(key, 9 if gated else 8))
         self.encoder = make_layers((num_inputs, width, width, width), keys)
         table = jax.random.normal(next(keys), (num_actions, embedding))
         self.embedding = table if num_controls is None else None
         action_size = embedding if num_controls is None else num_controls
         self.head = make_layers((width + action_size, width, width, rank), keys)
         self.decoder = Linear(rank, num_features, next(keys))
+        self.gate = Linear(width, width, next(keys)) if gated else None
 
     def code(self, inputs: Array, controls: Array | None = None) -> Array:
         """The low-rank code of every action, `[..., actions, rank]`, for inputs `[..., inputs]`.
@@ -95,7 +106,8 @@ class Network(eqx.Module):
             controls: The actions as control vectors, `[actions, controls]`; None if they have an
                 embedding.
         """
-        state = three_layers(self.encoder, inputs)
+        activation_fn = jax.nn.relu if self.gate is None else jax.nn.silu
+        state = three_layers(self.encoder, inputs, activation_fn)
         first = self.head[0]
         # The first layer is linear in the concatenated state and embedding, so it is a sum of two
         # parts; the state's part is computed once for all actions.
@@ -104,7 +116,9 @@ class Network(eqx.Module):
         actions = self.embedding if controls is None else controls
         assert actions is not None
         action_part = actions @ first.weight[width:]
-        return after_first(self.head, state_part[..., None, :] + action_part)
+        if self.gate is not None:
+            action_part = (1 + self.gate(state))[..., None, :] * action_part
+        return after_first(self.head, state_part[..., None, :] + action_part, activation_fn)
 
     def __call__(self, inputs: Array) -> Array:
         """Uncentred predictions, `[..., actions, features]`."""

@@ -450,6 +450,7 @@ def _restored_direct(
         rank=rank,
         width=width,
         num_controls=None if controls is None else controls.shape[1],
+        gated="network.gate.weight" in arrays,
         key=jax.random.key(0),
     )
     return DirectPredictor(inputs, basis, _restored(network, "network", arrays), controls)

@@ -153,27 +153,22 @@ def _linear(arrays: Arrays, name: str, x: np.ndarray) -> np.ndarray:
     return x @ arrays[f"{name}.weight"] + arrays[f"{name}.bias"]
 
 
-def _layers(arrays: Arrays, name: str, x: np.ndarray) -> np.ndarray:
-    """Three affine maps with ReLUs in between."""
-    for i in range(3):
-        x = _linear(arrays, f"network.{name}.{i}", x)
-        x = np.maximum(x, 0) if i < 2 else x
-    return x
-
-
 def _direct(arrays: Arrays, inputs: np.ndarray) -> np.ndarray:
-    state = _layers(arrays, "encoder", inputs)
+    gated = "network.gate.weight" in arrays
+    activation_fn = _silu if gated else _relu
+    state = inputs
+    for i in range(3):
+        state = _linear(arrays, f"network.encoder.{i}", state)
+        state = activation_fn(state) if i < 2 else state
     actions = arrays["controls"] if "controls" in arrays else arrays["network.embedding"]
-    actions = actions.astype(np.float32)
-    shape = (len(inputs), len(actions))
-    both = np.concatenate(
-        [
-            np.broadcast_to(state[:, None], (*shape, state.shape[-1])),
-            np.broadcast_to(actions, (*shape, actions.shape[-1])),
-        ],
-        axis=-1,
-    )
-    code = _layers(arrays, "head", both)
+    first, width = arrays["network.head.0.weight"], state.shape[-1]
+    action_part = actions.astype(np.float32) @ first[width:]
+    if gated:
+        action_part = (1 + _linear(arrays, "network.gate", state))[:, None] * action_part
+    state_part = state @ first[:width] + arrays["network.head.0.bias"]
+    code = state_part[:, None] + action_part
+    for i in (1, 2):
+        code = _linear(arrays, f"network.head.{i}", activation_fn(code))
     return (code - code.mean(axis=1, keepdims=True)) @ arrays["network.decoder.weight"]
 
 
@@ -225,6 +220,10 @@ def _behaviour(
     limits = np.cumsum(likely / likely.sum(axis=-1, keepdims=True), axis=-1)[..., :-1]
     drawn = drawn.astype(np.float32)  # like the limits
     return np.sum(drawn[None, :, None, None] >= limits, axis=-1)
+
+
+def _relu(x: np.ndarray) -> np.ndarray:
+    return np.maximum(x, 0)
 
 
 def _silu(x: np.ndarray) -> np.ndarray:
