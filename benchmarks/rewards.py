@@ -165,6 +165,29 @@ def is_current(row: dict[str, str], settings: Settings) -> bool:
     return all(row.get(name) == value for name, value in used.items())
 
 
+def place(settings: Settings, name: str, nuisance: int) -> Path:
+    """Where the branches of a world are kept."""
+    return settings.work / f"{name}-{nuisance}-{settings.states}-{settings.seed}"
+
+
+def collected(settings: Settings, name: str, nuisance: int) -> tuple[cqm.World, Branches, Branches]:
+    """A world, its training branches and its test branches."""
+    world = cqm.load_world(name, nuisance=nuisance, seed=settings.seed)
+    where = place(settings, name, nuisance)
+    train = cqm.collect(
+        world, states=settings.states, seed=settings.seed, out=where / "train", per_step=True
+    )
+    test = cqm.collect(
+        world,
+        states=settings.test_states,
+        draws=settings.draws,
+        seed=settings.seed + 1_000,
+        out=where / f"test-{settings.test_states}-{settings.draws}",
+        per_step=True,
+    )
+    return world, train, test
+
+
 @dataclass(frozen=True)
 class Fitted:
     """A fitted model with its training branches and test branches."""
@@ -179,20 +202,8 @@ class Fitted:
     @classmethod
     def of(cls, settings: Settings, name: str, nuisance: int) -> Fitted:
         """Collect, and fit or load the model."""
-        world = cqm.load_world(name, nuisance=nuisance, seed=settings.seed)
-        where = settings.work / f"{name}-{nuisance}-{settings.states}-{settings.seed}"
-        recipe: dict[str, Any] = {"per_step": True}
-        train = cqm.collect(
-            world, states=settings.states, seed=settings.seed, out=where / "train", **recipe
-        )
-        test = cqm.collect(
-            world,
-            states=settings.test_states,
-            draws=settings.draws,
-            seed=settings.seed + 1_000,
-            out=where / f"test-{settings.test_states}-{settings.draws}",
-            **recipe,
-        )
+        world, train, test = collected(settings, name, nuisance)
+        where = place(settings, name, nuisance)
         fit = f"model-{used_settings(settings)['updates']}-updates"
         kept = (settings.models or settings.work) / where.name / fit
         if kept.exists():

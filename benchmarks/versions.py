@@ -13,6 +13,7 @@ the command to resume it:
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 from dataclasses import dataclass
@@ -34,9 +35,9 @@ import json, sys, time
 import numpy as np
 import cqm
 
-directory, seed, observations, predicted = sys.argv[1:]
+directory, settings, observations, predicted = sys.argv[1:]
 started = time.process_time()
-model = cqm.EffectModel(seed=int(seed)).fit(directory, show_progress=False)
+model = cqm.EffectModel(**json.loads(settings)).fit(directory, show_progress=False)
 seconds = time.process_time() - started
 np.save(predicted, model.effect(np.load(observations)))
 print(json.dumps({"method": model.method_, "seconds": seconds}))
@@ -84,8 +85,8 @@ def main(settings: Settings) -> None:
         record, predicted = fitted(
             settings.earlier,
             where / f"training-{settings.states}",
-            settings.seed,
             test.observations,
+            seed=settings.seed,
         )
         own, both = own_units(predicted, truth), pooled(predicted, truth)
         errors = (own.value, own.standard_error, both.value, both.standard_error)
@@ -104,14 +105,15 @@ def main(settings: Settings) -> None:
 
 
 def fitted(
-    python: Path, branches: Path, seed: int, observations: np.ndarray
+    python: Path, branches: Path, observations: np.ndarray, **settings: Any
 ) -> tuple[dict[str, Any], np.ndarray]:
-    """Fit the default model with another interpreter; its record, and the predicted effects."""
+    """Fit a model with another interpreter, on one core; its record, and the predicted effects."""
     with tempfile.TemporaryDirectory() as temporary:
         asked, predicted = (Path(temporary, name) for name in ("asked.npy", "predicted.npy"))
         np.save(asked, observations)
         core = {min(os.sched_getaffinity(0))}
-        record = answer_of(python, FIT, branches.resolve(), seed, asked, predicted, cores=core)
+        chosen = json.dumps(settings)
+        record = answer_of(python, FIT, branches.resolve(), chosen, asked, predicted, cores=core)
         return record, np.load(predicted)
 
 

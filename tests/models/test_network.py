@@ -49,3 +49,16 @@ def test_the_first_layer_of_the_head_sees_state_and_action_side_by_side():
         both = jnp.concatenate([state, network.embedding[action]])
         code = third(jax.nn.relu(second(jax.nn.relu(first(both)))))
         np.testing.assert_allclose(network.code(x)[action], code, rtol=1e-5, atol=1e-6)
+
+
+def test_a_gate_multiplies_what_a_control_adds_to_the_first_layer_of_the_head():
+    network = Network(3, 5, 4, rank=2, width=8, num_controls=2, gated=True, key=jax.random.key(0))
+    x, controls = jnp.array([0.3, -1.0, 2.0]), jnp.array([[0.5, -1.0], [1.0, 0.2]])
+    first, second, third = network.encoder
+    state = third(jax.nn.silu(second(jax.nn.silu(first(x)))))
+    factors = 1 + state @ network.gate.weight + network.gate.bias
+    first, second, third = network.head
+    for control, code in zip(controls, network.code(x, controls), strict=True):
+        hidden = state @ first.weight[:8] + factors * (control @ first.weight[8:]) + first.bias
+        expected = third(jax.nn.silu(second(jax.nn.silu(hidden))))
+        np.testing.assert_allclose(code, expected, rtol=1e-5, atol=1e-6)

@@ -1,13 +1,17 @@
 """The NumPy scorer agrees with the model it was made from, whatever the model consists of."""
 
 import tracemalloc
+from dataclasses import replace
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from support.worlds import pendulum_world, pushed_world
 
 import cqm
 from cqm.models.effect import EffectModel
+from cqm.models.network import Network
 from cqm.models.predictors import restore_predictor
 from cqm.models.training import Training
 
@@ -41,7 +45,7 @@ COST = pendulum_world(
 CASES = {
     "constant": (pushed_world(wave), {"candidates": "constant"}, {}, ["waves.weights"]),
     "ridge": (pushed_world(wave), {"candidates": "ridge"}, {}, ["waves.frequencies"]),
-    "direct with controls": (pushed_world(wave), {"candidates": "direct"}, {}, ["controls"]),
+    "direct with controls": (pushed_world(wave), {"candidates": "direct"}, {}, ["controls", "network.gate.weight"]),
     "direct with an embedding": (
         pushed_world(wave),
         {"candidates": "direct", "conditioning": "effect"},
@@ -88,6 +92,22 @@ def test_the_scorer_agrees_with_the_model(case, tmp_path):
     branches = cqm.collect(world, states=100, seed=1, **RECIPE, **recipe)
     settings = {"width": 8, "training": TRAINING, "draws": 4, "validation": 0.0, **settings}
     check(EffectModel(**settings).fit(branches), branches.observations, arrays, tmp_path)
+
+
+def test_networks_without_a_gate_which_earlier_versions_saved_answer_as_before(tmp_path):
+    branches = cqm.collect(pushed_world(wave), states=100, seed=1, **RECIPE)
+    settings = {"candidates": "direct", "width": 8, "training": TRAINING, "validation": 0.0}
+    model = EffectModel(**settings, members=1).fit(branches)
+    predictor = model.predictor_
+    sizes = (predictor.inputs.matrix.shape[1], 3, predictor.basis.shape[1])
+    network = Network(*sizes, rank=2, width=8, num_controls=1, key=jax.random.key(0))
+    stacked = jax.tree.map(lambda leaf: leaf[None], network)
+    model.predictor_ = replace(predictor, network=stacked)
+    inputs = jnp.asarray(predictor.inputs(branches.observations), jnp.float32)
+    controls = jnp.asarray(predictor.controls, jnp.float32)
+    expected = network.effects(inputs, controls=controls) @ predictor.basis.T
+    np.testing.assert_allclose(model.effect(branches.observations), expected, rtol=1e-4, atol=1e-6)
+    check(model, branches.observations, ["controls"], tmp_path)
 
 
 def test_the_scorer_of_a_regression_on_products_agrees_with_it(tmp_path):

@@ -1,0 +1,88 @@
+"""How long learning takes to reach an error, compared with an earlier version of this library.
+
+Both versions learn from the same branches on one core, with several numbers of updates, and are
+asked about the same states, whose effects are known from many draws. The question is how soon
+today's model is as good as the earlier default. Rerun the command to resume it;
+`benchmarks.versions` explains how to install an earlier version.
+
+    python -m benchmarks.learning --earlier peer/bin/python --models runs/rewards
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+os.environ.setdefault("MUJOCO_GL", "disable")
+
+import tyro
+
+from benchmarks import read_csv, write_csv
+from benchmarks.rewards import Settings as RewardSettings, collected, place
+from benchmarks.versions import fitted
+from cqm.experiments import metrics
+from cqm.experiments.protocol import DOMAINS
+from cqm.quotient import center
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What to measure."""
+
+    earlier: Path
+    """Python interpreter of an environment that has the earlier version."""
+    worlds: tuple[str, ...] = DOMAINS
+    """Names of domains."""
+    nuisance: int = 64
+    """Dimension of the nuisance."""
+    updates: tuple[int, ...] = (500, 1_000, 2_000, 4_000, 8_000, 16_000)
+    """Numbers of updates of today's networks; the last is the default."""
+    earlier_updates: tuple[int, ...] = (1_000, 2_000, 4_000, 8_000)
+    """Numbers of updates of the earlier version's networks; the last is its default."""
+    models: Path = Path("runs/rewards")
+    """Where `benchmarks.rewards` has left its branches; missing ones are collected."""
+    label: str = "3895e39"
+    """Name of the earlier version in the results."""
+    out: Path = Path("benchmarks/results/learning.csv")
+    """Where to write the results."""
+
+
+def main(settings: Settings) -> None:
+    """Measure what is missing in the table."""
+    rows, shared = read_csv(settings.out), RewardSettings(work=settings.models)
+    versions = (
+        ("today", Path(sys.executable), settings.updates),
+        (settings.label, settings.earlier, settings.earlier_updates),
+    )
+    for name in settings.worlds:
+        _, _, test = collected(shared, name, settings.nuisance)
+        branches, effects = place(shared, name, settings.nuisance) / "train", test.effects()
+        for label, python, budgets in versions:
+            for updates in budgets:
+                key = {"world": name, "version": label, "updates": str(updates)}
+                if any(key.items() <= row.items() for row in rows):
+                    continue
+                record, predicted = fitted(
+                    python, branches, test.observations, seed=shared.seed, updates=updates
+                )
+                error = metrics.excess_error(center(predicted), effects)
+                row = key | {
+                    "seconds": f"{record['seconds']:.1f}",
+                    "excess_error": f"{error:.4g}",
+                    "method": record["method"],
+                    "nuisance": str(settings.nuisance),
+                    "states": str(shared.states),
+                    "test_states": str(shared.test_states),
+                    "draws": str(shared.draws),
+                    "seed": str(shared.seed),
+                }
+                rows.append(row | {package: version(package) for package in ("jax", "numpy")})
+                print(rows[-1], flush=True)
+                write_csv(settings.out, rows)
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Settings, description=__doc__))
