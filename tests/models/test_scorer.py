@@ -45,7 +45,12 @@ COST = pendulum_world(
 CASES = {
     "constant": (pushed_world(wave), {"candidates": "constant"}, {}, ["waves.weights"]),
     "ridge": (pushed_world(wave), {"candidates": "ridge"}, {}, ["waves.frequencies"]),
-    "direct with controls": (pushed_world(wave), {"candidates": "direct"}, {}, ["controls", "network.gate.weight"]),
+    "direct with controls": (
+        pushed_world(wave),
+        {"candidates": "direct"},
+        {},
+        ["controls", "network.gate.weight"],
+    ),
     "direct with an embedding": (
         pushed_world(wave),
         {"candidates": "direct", "conditioning": "effect"},
