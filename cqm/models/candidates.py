@@ -69,6 +69,7 @@ TRAINING = Training(UPDATES, batch_size=16, learning_rate=1e-3, schedule="cosine
 """Default training of a network; many small batches give the lowest error in a given time."""
 CYCLES = (1 / 16, 1 / 8, 5 / 16, 1 / 2)  # shares of the updates
 _GATED_RATE = 2e-3  # learning rate of direct networks whose actions are control vectors
+_BOX_UPDATES = 2  # updates of direct networks that learn from the box, relative to a menu
 _UNROLLED_RATE = 5e-4  # learning rate of whole branches
 _STEP_UPDATES, _STEP_BATCH, _STEP_RATE = 3, 1 / 2, 8  # of single steps, relative to whole branches
 _RIDGE_FAMILIES = 50_000  # more families hardly change a regression
@@ -327,6 +328,16 @@ class Direct(Trained):
     name = "direct"
     members = 4  # they are cheap, and their errors differ where labels are noisy
 
+    def __init__(self, task: Task):
+        super().__init__(task)
+        if self.model.updates is None:
+            self.settings = replace(self.settings, updates=self.passes * self.settings.updates)
+
+    @property
+    def passes(self) -> int:
+        """How much longer to train than by default: effects of all controls are more to learn."""
+        return 1 if self.task.families.has_menu else _BOX_UPDATES
+
     @functools.cached_property
     def maps(self) -> Maps:
         """The frame's coordinates, or those that the model's conditioning asks for."""
@@ -453,11 +464,13 @@ class Distilled(Direct):
     name = "distilled"
 
     def __init__(self, task: Task, lessons: Lessons | None = None):
-        super().__init__(task)
         self.lessons = lessons
-        if lessons is not None and self.model.updates is None:
-            times = 1 + lessons.answers.shape[1]  # as many as there are more rows to learn from
-            self.settings = replace(self.settings, updates=times * self.settings.updates)
+        super().__init__(task)
+
+    @property
+    def passes(self) -> int:
+        """Longer in proportion to the rows to learn from."""
+        return 1 if self.lessons is None else 1 + self.lessons.answers.shape[1]
 
     def source(self, *, everything: bool) -> Source:
         """Rows of the families with their answers, each followed by its lessons."""
