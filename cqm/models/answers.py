@@ -32,7 +32,7 @@ from cqm.models.predictors import FourierPredictor, UnrolledPredictor
 from cqm.models.preprocessing import Coordinates
 from cqm.models.provenance import Provenance
 from cqm.models.rewards import rewards_of
-from cqm.models.ridge import ridge_predictor
+from cqm.models.ridge import FAMILIES, ridge_predictor
 from cqm.observations import as_observations
 from cqm.queries import Query, RewardFn, project
 from cqm.quotient import center
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from cqm.models.effect import EffectModel
 
 _SHARE = 0.25  # share of unseen branches that is held out if a model kept no families
-_REGRESSION_FAMILIES = 50_000  # more hardly change a regression
 _EVENTS = 10_000  # steps that a function is projected on
 _STEPS = "calibration."  # prefix of the arrays of calibration steps
 _MOST_BYTES = 2**28  # calibration steps that are kept with a model
@@ -387,7 +386,7 @@ def _regression(
     """Ridge regression of the reward's effects on the state, without held-out families."""
     left_out = {(int(seed), int(index)) for seed, index in held_out.families}
     observations, labels = [], []
-    for part in branches[:_REGRESSION_FAMILIES].batches():
+    for part in branches[:FAMILIES].batches():
         rows = [tuple(key) not in left_out for key in family_keys(part).tolist()]
         rewards = rewards_of(reward_fn, part.array("steps")[rows]) @ part.recipe.discounts
         labels.append(_centred(rewards.mean(axis=1)))

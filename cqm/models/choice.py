@@ -23,34 +23,31 @@ import numpy as np
 from cqm.arguments import number
 from cqm.branches.dataset import Branches, combine
 from cqm.models.averaging import averaging_weights, standard_error
-from cqm.models.candidates import (
-    CANDIDATES,
-    Candidate,
-    ClosedForm,
-    Distilled,
-    Explanation,
-    Lessons,
-    Task,
-    Trained,
-    Unrolled,
-)
+from cqm.models.candidates import Candidate, Task, Trained
+from cqm.models.closed_form import ClosedForm, Constant, RidgeRegression
 from cqm.models.controls import codes_in_box, first_codes
+from cqm.models.direct import Direct, Distilled, Lessons
 from cqm.models.frame import Frame
 from cqm.models.held_out import HeldOut, num_kept
 from cqm.models.predictors import Predictor, StackedPredictor, UnrolledPredictor
 from cqm.models.training import Training, expected_seconds, train_members
+from cqm.models.unrolled import Explanation, Unrolled
 from cqm.progress import duration, say
 from cqm.quotient import center
 
 if TYPE_CHECKING:
     from cqm.models.effect import EffectModel
 
+CANDIDATES: dict[str, type[Candidate]] = {
+    kind.name: kind for kind in (Constant, RidgeRegression, Unrolled, Direct)
+}
+"""The candidates by name, in the order in which they are fitted."""
+CLEANED = " on cleaned labels"
+"""Suffix of the name of a candidate that learned from cleaned labels."""
 _SHARE = 0.1  # share of the families that is held out
 _FEWEST, _LARGEST_SHARE = 500, 0.25  # at least this many, but at most this share
 _FEWEST_PIECES = 16  # a set is shuffled in at least so many pieces before some is held out
 _COMPARED = 1_000  # held-out families that candidates are compared on
-CLEANED = " on cleaned labels"
-"""Suffix of the name of a candidate that learned from cleaned labels."""
 _WORTH_CLEANING = 0.9  # labels are cleaned if at most this share of their noise is left
 _TOLERANCE = 0.001  # by how much the error may be higher, in own units, if that avoids unrolling
 _TOLERATED_SHARE = 0.01  # or by this share of the error, whichever is larger

@@ -20,14 +20,14 @@ from cqm.calibration import FEWEST_DRAWS, Calibration, Groups
 from cqm.measures import SampledMeasure
 from cqm.models.answers import CalibrationSteps, RewardAnswer, best_answer, with_answers
 from cqm.models.box import BoxDecision, best_controls
-from cqm.models.candidates import CANDIDATES, Distilled
-from cqm.models.choice import Choice, Comparison, of_families, seconds_of
+from cqm.models.choice import CANDIDATES, Choice, Comparison, of_families, seconds_of
 from cqm.models.controls import (
     box_codes,
     box_rule,
     checked_controls,
     codes_in_box,
 )
+from cqm.models.direct import Distilled
 from cqm.models.estimator import Estimator
 from cqm.models.held_out import HeldOut
 from cqm.models.layout import TRANSITION, arrays_under
