@@ -74,6 +74,22 @@ class Comparison:
     seconds: float  # time to fit and score it; NaN in a loaded model
     note: str  # whether it was chosen, or why not
 
+    def to_json(self) -> dict[str, Any]:
+        """What is saved with a model; numbers that are not known are null."""
+        error, spread = (
+            value if np.isfinite(value) else None for value in (self.error, self.standard_error)
+        )
+        own = {"candidate": self.candidate, "error": error}
+        return {**own, "standard_error": spread, "note": self.note}
+
+    @classmethod
+    def from_json(cls, row: Mapping[str, Any]) -> Comparison:
+        """The row that `to_json` returned."""
+        error, spread = (
+            np.nan if row[name] is None else row[name] for name in ("error", "standard_error")
+        )
+        return cls(row["candidate"], error, spread, np.nan, row["note"])
+
 
 def seconds_of(budget: str | float) -> float:
     """A budget in seconds.
