@@ -148,6 +148,11 @@ class Combination:
         self.errors = np.empty(0) if own is None else own
 
     @property
+    def weighted(self) -> list[tuple[Attempt, float]]:
+        """The attempts with their weights."""
+        return list(zip(self.attempts, self.weights, strict=True))
+
+    @property
     def is_slow(self) -> bool:
         """Whether the answer needs unrolling."""
         return any(isinstance(attempt.candidate, Unrolled) for attempt in self.attempts)
@@ -231,7 +236,7 @@ class Choice:
         if held_out.recipe.continuation.on_box:  # the ways are compared for candidate actions
             return
         effects = np.zeros(())
-        for attempt, weight in zip(chosen.attempts, chosen.weights, strict=True):
+        for attempt, weight in chosen.weighted:
             assert attempt.predicted is not None
             effects = effects + weight * center(attempt.predicted)
         held_out, transition, noise = held_out[: num_kept(held_out)], None, None
@@ -274,7 +279,7 @@ class Choice:
         for part in everything.batches():
             labels = frame.observed(part) @ frame.targets
             rows = slice(start, start + len(labels))
-            for attempt, weight in zip(self.teacher.attempts, self.teacher.weights, strict=True):
+            for attempt, weight in self.teacher.weighted:
                 if isinstance(attempt.candidate, Unrolled):
                     labels -= weight * explanation.effects[rows]
                 elif attempt.predictor is not None:
@@ -292,7 +297,7 @@ class Choice:
         arms, num_controls = families.num_arms, self.task.controls.shape[1]
         codes = codes_in_box(rng.random((len(families), _LESSONS * arms, num_controls)))
         answers: Any = 0.0
-        for attempt, weight in zip(self.teacher.attempts, self.teacher.weights, strict=True):
+        for attempt, weight in self.teacher.weighted:
             candidate, predictor = attempt.candidate, attempt.predictor
             assert predictor is not None
             if isinstance(candidate, Unrolled) and isinstance(predictor, UnrolledPredictor):
@@ -542,7 +547,7 @@ class Choice:
                     note = "as good, but not simpler"
                 elif isinstance(attempt.candidate, Unrolled) and not chosen.is_slow:
                     note += "; unrolling is slow"
-            for part, weight in zip(chosen.attempts, chosen.weights, strict=True):
+            for part, weight in chosen.weighted:
                 if part is attempt:
                     note = "chosen" if alone else f"in the stack, weight {weight:.2f}"
             rows.append(Comparison(attempt.name, error, spread, attempt.seconds, note))
