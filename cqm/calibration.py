@@ -15,6 +15,7 @@ from cqm.quotient import center
 from cqm.shift import KnownStates
 
 FEWEST_DRAWS = 16  # draws per state for guarantees
+FEWEST_SCORES = 19  # states that a confidence of 95% needs
 UNLEARNED = 0.5  # excess error above which a feature counts as not learned
 Groups = Sequence[Any] | np.ndarray | Callable[[np.ndarray], Any]
 """One label per state, or a function that maps observations `[n, observations]` to labels."""

@@ -16,8 +16,8 @@ under fresh ones. Ways that cannot be told apart are averaged.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,12 +27,13 @@ from cqm import decisions, storage
 from cqm.branches.dataset import Branches
 from cqm.display import html_table, text_table
 from cqm.models.averaging import averaging_weights, standard_error
+from cqm.models.futures import mean_values
 from cqm.models.held_out import HeldOut, branch_actions, family_keys, num_kept
 from cqm.models.predictors import FourierPredictor, UnrolledPredictor
 from cqm.models.preprocessing import Coordinates
 from cqm.models.provenance import Provenance
 from cqm.models.rewards import rewards_of
-from cqm.models.ridge import ridge_predictor
+from cqm.models.ridge import FAMILIES, ridge_predictor
 from cqm.observations import as_observations
 from cqm.queries import Query, RewardFn, project
 from cqm.quotient import center
@@ -42,10 +43,7 @@ if TYPE_CHECKING:
     from cqm.models.effect import EffectModel
 
 _SHARE = 0.25  # share of unseen branches that is held out if a model kept no families
-_REGRESSION_FAMILIES = 50_000  # more hardly change a regression
 _EVENTS = 10_000  # steps that a function is projected on
-_STEPS = "calibration."  # prefix of the arrays of calibration steps
-_MOST_BYTES = 2**28  # calibration steps that are kept with a model
 _FUTURES = 128  # futures per action, for the comparison
 _FRESH_DRAWS = 8  # fresh continuations per family that explained noise is measured against
 
@@ -92,10 +90,11 @@ class Split:
             model: The model that samples futures.
             states: Observations, `[n, observations]`.
             effects: Predicted effects, `[n, actions, features]`.
-            **options: For `EffectModel._integral`.
+            **options: For `cqm.models.futures.mean_values`.
         """
         discounts = model.recipe_.discounts
-        sums = model._integral(states, lambda paths: self.values(paths, discounts), **options)
+        value = lambda paths: self.values(paths, discounts)
+        sums = mean_values(model, states, value, **options)
         integrated, linear = np.moveaxis(sums, -1, 0)
         return {
             "integrated": integrated,
@@ -197,83 +196,6 @@ class RewardAnswer:
             f"Squared errors on {self.num_families} held-out families, relative to "
             "predicting no effect; they include the noise left in the outcomes."
         )
-
-
-@dataclass(frozen=True, eq=False)
-class CalibrationSteps:
-    """Calibration states with the features of every step, which give a truth for any reward."""
-
-    observations: np.ndarray  # [n, observations]
-    steps: np.ndarray  # [n, draws, actions, horizon, native]
-
-    @classmethod
-    def of(cls, branches: Branches) -> CalibrationSteps | None:
-        """Those of branches; None if they have no steps, or too many to keep with a model."""
-        if not branches.recipe.per_step or branches.recipe.continuation.on_box:
-            return None
-        per_family = branches[:1].array("steps").astype(np.float32).nbytes
-        if per_family * len(branches) > _MOST_BYTES:
-            return None
-        parts = [part.array("steps").astype(np.float32) for part in branches.batches()]
-        return cls(branches.observations, np.concatenate(parts))
-
-    def arrays(self) -> dict[str, np.ndarray]:
-        """Arrays for the file of a model."""
-        return {f"{_STEPS}observations": self.observations, f"{_STEPS}steps": self.steps}
-
-    @classmethod
-    def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> CalibrationSteps | None:
-        """What `arrays` returned; None if nothing was kept."""
-        if f"{_STEPS}steps" not in arrays:
-            return None
-        return cls(arrays[f"{_STEPS}observations"], arrays[f"{_STEPS}steps"])
-
-    def calibration(self, answer: RewardAnswer) -> decisions.Calibration:
-        """The errors of an answer, as those of effects on a single feature: the reward."""
-        reward_fn, discounts = answer.query.reward_fn, answer.model.recipe_.discounts
-        assert reward_fn is not None
-        rewards = [rewards_of(reward_fn, each.astype(float)) @ discounts for each in self.steps]
-        predicted = answer.advantage(self.observations)
-        return decisions.calibrate(predicted[..., None], np.stack(rewards)[..., None])
-
-
-def with_answers(
-    answers: Mapping[int, tuple[RewardAnswer, decisions.Calibration]],
-    queries: Sequence[Query],
-    states: np.ndarray,
-    effects: np.ndarray,
-    calibration: decisions.Calibration,
-) -> tuple[np.ndarray, list[Query], decisions.Calibration]:
-    """Effects, queries and calibration with rewards as further features.
-
-    Args:
-        answers: Answers to some of the queries, by position, and their errors.
-        queries: All queries.
-        states: Observations, `[n, observations]`, or those of one state.
-        effects: Predicted effects, `[n, actions, features]`.
-        calibration: Their errors.
-    """
-    size, num = effects.shape[-1], len(answers)
-    values = [answer.advantage(states)[..., None] for answer, _ in answers.values()]
-    own = [each for _, each in answers.values()]
-    asked = []
-    for i, query in enumerate(queries):
-        weights = np.zeros(size + num)
-        if i in answers:
-            weights[size + list(answers).index(i)] = 1.0
-            asked.append(Query(weights, query.name))
-        else:
-            weights[:size] = query.weights
-            asked.append(replace(query, weights=weights))
-    assert calibration.predicted is not None
-    together = replace(
-        calibration,
-        residuals=np.concatenate([calibration.residuals, *(c.residuals for c in own)], axis=-1),
-        predicted=np.concatenate([calibration.predicted, *(c.predicted for c in own)], axis=-1),
-        noise=np.concatenate([calibration.noise, *(c.noise for c in own)]),
-        size=np.concatenate([calibration.size, *(c.size for c in own)]),
-    )
-    return np.concatenate([effects, *values], axis=-1), asked, together
 
 
 def best_answer(
@@ -387,7 +309,7 @@ def _regression(
     """Ridge regression of the reward's effects on the state, without held-out families."""
     left_out = {(int(seed), int(index)) for seed, index in held_out.families}
     observations, labels = [], []
-    for part in branches[:_REGRESSION_FAMILIES].batches():
+    for part in branches[:FAMILIES].batches():
         rows = [tuple(key) not in left_out for key in family_keys(part).tolist()]
         rewards = rewards_of(reward_fn, part.array("steps")[rows]) @ part.recipe.discounts
         labels.append(_centred(rewards.mean(axis=1)))

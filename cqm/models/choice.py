@@ -23,34 +23,31 @@ import numpy as np
 from cqm.arguments import number
 from cqm.branches.dataset import Branches, combine
 from cqm.models.averaging import averaging_weights, standard_error
-from cqm.models.candidates import (
-    CANDIDATES,
-    Candidate,
-    ClosedForm,
-    Distilled,
-    Explanation,
-    Lessons,
-    Task,
-    Trained,
-    Unrolled,
-)
+from cqm.models.candidates import Candidate, Task, Trained
+from cqm.models.closed_form import ClosedForm, Constant, RidgeRegression
 from cqm.models.controls import codes_in_box, first_codes
+from cqm.models.direct import Direct, Distilled, Lessons
 from cqm.models.frame import Frame
 from cqm.models.held_out import HeldOut, num_kept
 from cqm.models.predictors import Predictor, StackedPredictor, UnrolledPredictor
 from cqm.models.training import Training, expected_seconds, train_members
+from cqm.models.unrolled import Explanation, Unrolled
 from cqm.progress import duration, say
 from cqm.quotient import center
 
 if TYPE_CHECKING:
     from cqm.models.effect import EffectModel
 
+CANDIDATES: dict[str, type[Candidate]] = {
+    kind.name: kind for kind in (Constant, RidgeRegression, Unrolled, Direct)
+}
+"""The candidates by name, in the order in which they are fitted."""
+CLEANED = " on cleaned labels"
+"""Suffix of the name of a candidate that learned from cleaned labels."""
 _SHARE = 0.1  # share of the families that is held out
 _FEWEST, _LARGEST_SHARE = 500, 0.25  # at least this many, but at most this share
 _FEWEST_PIECES = 16  # a set is shuffled in at least so many pieces before some is held out
 _COMPARED = 1_000  # held-out families that candidates are compared on
-CLEANED = " on cleaned labels"
-"""Suffix of the name of a candidate that learned from cleaned labels."""
 _WORTH_CLEANING = 0.9  # labels are cleaned if at most this share of their noise is left
 _TOLERANCE = 0.001  # by how much the error may be higher, in own units, if that avoids unrolling
 _TOLERATED_SHARE = 0.01  # or by this share of the error, whichever is larger
@@ -76,6 +73,22 @@ class Comparison:
     standard_error: float  # NaN if unknown
     seconds: float  # time to fit and score it; NaN in a loaded model
     note: str  # whether it was chosen, or why not
+
+    def to_json(self) -> dict[str, Any]:
+        """What is saved with a model; numbers that are not known are null."""
+        error, spread = (
+            value if np.isfinite(value) else None for value in (self.error, self.standard_error)
+        )
+        own = {"candidate": self.candidate, "error": error}
+        return {**own, "standard_error": spread, "note": self.note}
+
+    @classmethod
+    def from_json(cls, row: Mapping[str, Any]) -> Comparison:
+        """The row that `to_json` returned."""
+        error, spread = (
+            np.nan if row[name] is None else row[name] for name in ("error", "standard_error")
+        )
+        return cls(row["candidate"], error, spread, np.nan, row["note"])
 
 
 def seconds_of(budget: str | float) -> float:
@@ -133,6 +146,11 @@ class Combination:
         self.weights = np.ones(1) if weights is None else weights
         own = attempts[0].errors if errors is None else errors
         self.errors = np.empty(0) if own is None else own
+
+    @property
+    def weighted(self) -> list[tuple[Attempt, float]]:
+        """The attempts with their weights."""
+        return list(zip(self.attempts, self.weights, strict=True))
 
     @property
     def is_slow(self) -> bool:
@@ -218,7 +236,7 @@ class Choice:
         if held_out.recipe.continuation.on_box:  # the ways are compared for candidate actions
             return
         effects = np.zeros(())
-        for attempt, weight in zip(chosen.attempts, chosen.weights, strict=True):
+        for attempt, weight in chosen.weighted:
             assert attempt.predicted is not None
             effects = effects + weight * center(attempt.predicted)
         held_out, transition, noise = held_out[: num_kept(held_out)], None, None
@@ -261,7 +279,7 @@ class Choice:
         for part in everything.batches():
             labels = frame.observed(part) @ frame.targets
             rows = slice(start, start + len(labels))
-            for attempt, weight in zip(self.teacher.attempts, self.teacher.weights, strict=True):
+            for attempt, weight in self.teacher.weighted:
                 if isinstance(attempt.candidate, Unrolled):
                     labels -= weight * explanation.effects[rows]
                 elif attempt.predictor is not None:
@@ -279,7 +297,7 @@ class Choice:
         arms, num_controls = families.num_arms, self.task.controls.shape[1]
         codes = codes_in_box(rng.random((len(families), _LESSONS * arms, num_controls)))
         answers: Any = 0.0
-        for attempt, weight in zip(self.teacher.attempts, self.teacher.weights, strict=True):
+        for attempt, weight in self.teacher.weighted:
             candidate, predictor = attempt.candidate, attempt.predictor
             assert predictor is not None
             if isinstance(candidate, Unrolled) and isinstance(predictor, UnrolledPredictor):
@@ -529,7 +547,7 @@ class Choice:
                     note = "as good, but not simpler"
                 elif isinstance(attempt.candidate, Unrolled) and not chosen.is_slow:
                     note += "; unrolling is slow"
-            for part, weight in zip(chosen.attempts, chosen.weights, strict=True):
+            for part, weight in chosen.weighted:
                 if part is attempt:
                     note = "chosen" if alone else f"in the stack, weight {weight:.2f}"
             rows.append(Comparison(attempt.name, error, spread, attempt.seconds, note))

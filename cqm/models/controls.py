@@ -13,6 +13,7 @@ import numpy as np
 
 from cqm.arguments import real_numbers, shown
 from cqm.branches.dataset import Branches
+from cqm.branches.recipe import Continuation
 
 RULE = 64  # points of the rule that averages over the box
 
@@ -48,6 +49,25 @@ def later_codes(branches: Branches) -> np.ndarray:
         assert branches.box is not None
         return box_codes(branches.later_controls, branches.box)
     return menu_codes(branches)[branches.continuation]
+
+
+def draw_later(
+    law: Continuation, shape: tuple[int, ...], menu: np.ndarray, rng: np.random.Generator
+) -> np.ndarray:
+    """Draw later actions: indices `[*shape]`, or codes `[*shape, codes]` of controls from the box.
+
+    Under a policy, uniform random numbers `[*shape]` from which it will choose.
+
+    Args:
+        law: The law of the later actions.
+        shape: How many to draw.
+        menu: Codes of the candidate actions, `[actions, codes]`.
+        rng: Draws them.
+    """
+    if law.on_box:
+        return codes_in_box(rng.random((*shape, menu.shape[1])))
+    uniforms = rng.random(shape)
+    return law.draw(uniforms, len(menu)) if law.open_loop else uniforms
 
 
 def box_codes(controls: np.ndarray, box: np.ndarray) -> np.ndarray:

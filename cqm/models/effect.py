@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
-import warnings
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Self, overload
@@ -13,51 +11,36 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from cqm import decisions
-from cqm.arguments import choice, function, instance, number, shown, texts, whole_number
+from cqm.arguments import choice, function, instance, shown, texts
 from cqm.branches.dataset import Branches, as_branches
-from cqm.branches.redraw import redraw
-from cqm.calibration import FEWEST_DRAWS, Calibration, Groups
+from cqm.calibration import Calibration, Groups
 from cqm.measures import SampledMeasure
-from cqm.models.answers import CalibrationSteps, RewardAnswer, best_answer, with_answers
-from cqm.models.box import BoxDecision, best_controls
-from cqm.models.candidates import CANDIDATES, Distilled
-from cqm.models.choice import Choice, Comparison, of_families, seconds_of
-from cqm.models.controls import (
-    box_codes,
-    box_rule,
-    checked_controls,
-    codes_in_box,
-)
+from cqm.models import box_effects, futures
+from cqm.models.answers import RewardAnswer, best_answer
+from cqm.models.box import BoxDecision
+from cqm.models.choice import CANDIDATES, Choice, Comparison, of_families
+from cqm.models.controls import box_rule
+from cqm.models.effect_checks import check_comparisons, check_params
+from cqm.models.effect_files import extra_arrays, extra_entries, restore_extras
 from cqm.models.estimator import Estimator
-from cqm.models.held_out import HeldOut
-from cqm.models.layout import TRANSITION, arrays_under
+from cqm.models.futures import FUTURES
+from cqm.models.held_out import HeldOut, set_aside
+from cqm.models.known_answers import CalibrationSteps, KnownAnswers, certified
 from cqm.models.predictors import (
     Predictor,
     StackedPredictor,
     UnrolledPredictor,
-    check_draws,
-    restore_predictor,
-    with_menu,
 )
 from cqm.models.preprocessing import Conditioning
-from cqm.models.rewards import EventFn, happens, rewards_of, sampled_futures
+from cqm.models.rewards import EventFn, happens, rewards_of
 from cqm.models.scorer import Scorer
 from cqm.models.training import Training
-from cqm.names import Action, action_indices, checked_action_names, shortened
+from cqm.names import Action
 from cqm.observations import as_observations
 from cqm.queries import Query, QueryLike, RewardFn
-from cqm.quotient import ComparisonGraph, Reference, as_reference, center
+from cqm.quotient import ComparisonGraph, Reference
 from cqm.verdicts import Verdict
-from cqm.worlds.actions import checked_actions
 from cqm.worlds.contract import World
-
-FEWEST_SCORES = 19  # calibration states that a confidence of 95% needs
-_POOR = 1.25  # a transition whose error is higher than the lowest by this factor is poor
-_GOOD = 0.01  # unless its error is below this, in units of the effects' size
-_BOX_STATES = 1024  # states in which the box is searched at once
-_CLAIM = 0.95  # confidence with which a control is said to be better than the menu
-_REMEMBERED = 64  # queries whose best answers are remembered
-_FUTURES = 256  # sampled futures per action; rewards and events vary more than effects
 
 
 class EffectModel(Estimator):
@@ -118,9 +101,8 @@ class EffectModel(Estimator):
     rule_: np.ndarray | None = None  # [points, controls], codes of controls that stand for the box
     calibrated_on_: str = "menu"  # or box, if the calibration branches tried random controls
     held_out_: HeldOut | None = None  # families that show how to answer a reward
-    _choices: dict[Any, RewardAnswer]  # answers to earlier queries
+    _known: KnownAnswers  # to earlier queries
     calibration_steps_: CalibrationSteps | None = None  # to certify rewards that are not linear
-    _reward_errors: dict[Any, tuple[Query, Calibration]]  # of answers certified before
 
     def __init__(
         self,
@@ -209,12 +191,12 @@ class EffectModel(Estimator):
     def _learn(self, branches: Branches, options: Mapping[str, Any]) -> Predictor:
         if len(branches) == 0:
             raise ValueError("there are no families to learn from")
-        self._check_comparisons(branches)
+        check_comparisons(branches, self.graph, self.reference)
         self.comparison_, self.transition_, self.updates_ = (), None, {}
         self.box_ = None if branches.has_menu else branches.box
         self.rule_ = None if self.box_ is None else box_rule(self.box_.shape[1])
-        self.held_out_, self._choices = None, {}
-        self.calibration_steps_, self._reward_errors = None, {}
+        self.held_out_ = self.calibration_steps_ = None
+        self._known = KnownAnswers()
         return self._chosen(Choice(self, branches, options))
 
     def _chosen(self, choice: Choice) -> Predictor:
@@ -233,18 +215,7 @@ class EffectModel(Estimator):
         """
         if self.box_ is None and actions is None:
             return super().member_effects(observations)
-        predictor, states = self._fitted(), self._states(observations)
-        rows, asked = np.atleast_2d(states), self._codes(actions, states)
-        base, weights = self._base()
-        num, parts = asked.shape[-2], []
-        for start in range(0, max(1, len(rows)), _BOX_STATES):
-            block = slice(start, start + _BOX_STATES)
-            own = asked if asked.ndim == 2 else asked[block]
-            effects = predictor(rows[block], _side_by_side(own, base))
-            mean = np.einsum("a,mnaf->mnf", weights, effects[:, :, num:])
-            parts.append(effects[:, :, :num] - mean[:, :, None])
-        effects = np.concatenate(parts, axis=1)
-        return effects if states.ndim == 2 else effects[:, 0]
+        return box_effects.member_effects(self, observations, actions)
 
     def effect(
         self,
@@ -308,31 +279,12 @@ class EffectModel(Estimator):
             if any(self._known_answer(one) for one in queries if isinstance(one, Query)):
                 return decisions.best(self.advantage(observations, query))
             return super().act(observations, query)
-        states, predictor = np.atleast_2d(self._states(observations)), self._fitted()
+        states = np.atleast_2d(self._states(observations))
+        self._fitted()
         query = decisions.single_query(query)
         self._warn_of_unlearned_features(query)
         self._check_weights(query)
-        box = self._box()
-        assert self.rule_ is not None
-        menu = box_codes(self.candidate_actions_, box)
-        found = []
-        for start in range(0, max(1, len(states)), _BOX_STATES):
-            rows = states[start : start + _BOX_STATES]
-
-            def values(codes: np.ndarray, rows: np.ndarray = rows) -> np.ndarray:
-                return predictor(rows, codes).mean(axis=0) @ query.weights
-
-            found.append(best_controls(values, len(rows), box, menu, self.rule_))
-        return BoxDecision.joined(found, self._claim_radius(query))
-
-    def _claim_radius(self, query: Query) -> float | None:
-        """Bound on the error of a contrast between controls; None without enough calibration."""
-        if self.calibration_ is None or self.calibrated_on_ != "box":
-            return None
-        if len(self.calibration_.residuals) < FEWEST_SCORES:
-            return None
-        slack = decisions.projection_slack(query, self.recipe_.discount, self.recipe_.horizon)
-        return self.calibration_.radius(query.weights, _CLAIM) + slack
+        return box_effects.best_in_box(self, states, query)
 
     def with_actions(self, actions: ArrayLike, *, names: Sequence[str] | None = None) -> Self:
         """The same model with other candidate actions, without retraining.
@@ -344,33 +296,7 @@ class EffectModel(Estimator):
         The model must have learned from branches collected with `actions="box"`. It has no
         calibration, because the calibration was made for other actions.
         """
-        predictor, box = self._fitted(), self._box()
-        if self.reference is not None:
-            raise ValueError(
-                "the reference is a distribution over the old actions; call recenter(None) first"
-            )
-        law = self.recipe_.continuation
-        unrolled = self.transition_ is not None or not law.open_loop
-        if not law.on_box and (unrolled or isinstance(law.law, tuple)):
-            raise ValueError(
-                f"the later actions of this model ({law}) are from its old menu, so the menu "
-                "cannot change; fit the model to branches collected with continuation='box'"
-            )
-        controls = checked_actions(actions, *box)
-        changed = copy.copy(self)
-        if "candidate_actions" in self.world_:
-            changed.world_ = {**self.world_, "candidate_actions": controls.tolist()}
-        changed.candidate_actions_, changed.calibration_ = controls, None
-        changed.action_names_ = checked_action_names(names, len(controls))
-        codes = box_codes(controls, box)
-        changed.predictor_ = with_menu(predictor, codes)
-        if self.transition_ is not None:
-            changed.transition_ = replace(self.transition_, controls=codes)
-            parts = zip(self._parts(), changed._parts(), strict=True)
-            for new in (new for old, new in parts if old is self.transition_):
-                assert isinstance(new, UnrolledPredictor)
-                changed.transition_ = new  # so that it is saved only once
-        return changed
+        return box_effects.with_actions(self, actions, names)
 
     def centering_gap(self, observations: ArrayLike) -> float:
         """How well the points that stand for the box represent it, as a share of the effects.
@@ -379,13 +305,7 @@ class EffectModel(Estimator):
         change of the effects is divided by that of the effects of the candidate actions. It is 0
         for a reference on the menu, which needs no such points.
         """
-        self._box()
-        other = copy.copy(self)
-        assert self.rule_ is not None
-        other.rule_ = box_rule(self.rule_.shape[1], seed=1)
-        effects = self.effect(observations)
-        change = other.effect(observations) - effects
-        return float(np.sqrt(np.mean(change**2) / max(np.mean(effects**2), 1e-300)))
+        return box_effects.centering_gap(self, observations)
 
     def _states(self, observations: ArrayLike) -> np.ndarray:
         return as_observations(observations, self.observation_names, self.columns_)
@@ -397,44 +317,11 @@ class EffectModel(Estimator):
                 f"{len(self.feature_names)} features"
             )
 
-    def _box(self) -> np.ndarray:
-        self._fitted()
-        if self.box_ is None:
-            raise ValueError(
-                "the model knows only its candidate actions; to ask about any control, fit it to "
-                "branches collected with actions='box'"
-            )
-        return self.box_
-
-    def _codes(self, actions: ArrayLike | None, states: np.ndarray) -> np.ndarray:
-        """Codes of the controls asked about."""
-        box = self._box()
-        if actions is None:
-            return box_codes(self.candidate_actions_, box)
-        return box_codes(checked_controls(actions, box, len(np.atleast_2d(states))), box)
-
-    def _base(self) -> tuple[np.ndarray, np.ndarray]:
-        """Codes of the actions at which effects are centred, and their weights."""
-        assert self.rule_ is not None
-        if self.reference is None:
-            return self.rule_, np.full(len(self.rule_), 1 / len(self.rule_))
-        menu = self._codes(None, np.empty((0, 1)))
-        return menu, np.asarray(as_reference(self.reference, np.empty((len(menu), 1))))
-
-    def _reference_weights(self, num_actions: int) -> np.ndarray:
-        """Weights of the reference; for a box, of candidate actions and base actions together."""
-        if self.box_ is None:
-            return np.asarray(as_reference(self.reference, np.empty((num_actions, 1))))
-        _, weights = self._base()
-        return np.concatenate([np.zeros(num_actions - len(weights)), weights])
-
     def _comparable_effects(self, observations: ArrayLike) -> np.ndarray:
         """Effects up to a shift that all actions share, which is all that a ranking needs."""
         if self.box_ is None:
             return super()._comparable_effects(observations)
-        states = self._states(observations)
-        effects = self._fitted()(np.atleast_2d(states), self._codes(None, states)).mean(axis=0)
-        return effects if states.ndim == 2 else effects[0]
+        return box_effects.comparable_effects(self, observations)
 
     def calibrate(self, branches: Branches, *, groups: Groups | None = None) -> Self:
         """Measure the model's errors on held-out branches with at least 16 draws.
@@ -457,7 +344,8 @@ class EffectModel(Estimator):
             )
         super().calibrate(branches, groups=groups)
         self.calibrated_on_ = branches.recipe.actions
-        self.calibration_steps_, self._reward_errors = None, {}
+        self.calibration_steps_ = None
+        self._known.forget_errors()
         if branches.has_menu and self.held_out_ is not None:
             self.calibration_steps_ = CalibrationSteps.of(branches)
         return self
@@ -493,34 +381,13 @@ class EffectModel(Estimator):
         self, states: np.ndarray, queries: QueryLike, calibration: Calibration
     ) -> tuple[np.ndarray, QueryLike, Calibration]:
         """Rewards that are not projected are certified as if they were features."""
-        answers = {}
-        for i, query in enumerate(asked := decisions.several_queries(queries)):
-            answer = self._known_answer(query)
-            if answer is None:
-                continue
-            if self.calibration_steps_ is None:
-                warnings.warn(
-                    f"the verdict is about the projection of {query.name!r} onto the features, "
-                    f"which the model would answer differently ({answer.way}); calibrate it with "
-                    "branches collected with per_step=True",
-                    stacklevel=5,
-                )
-                continue
-            key = _query_key(query)
-            if key not in self._reward_errors:
-                _forget_oldest(self._reward_errors)
-                errors = self.calibration_steps_.calibration(answer)
-                self._reward_errors[key] = (query, errors)
-            answers[i] = answer, self._reward_errors[key][1]
-        if not answers:
-            return super()._certified(states, queries, calibration)
-        return with_answers(answers, asked, states, self.effect(states), calibration)
+        return certified(self, states, queries, calibration)
 
     def _effects_of(self, branches: Branches) -> np.ndarray:
         """Predicted effects of the controls that each family tried, or of the candidate actions."""
         if branches.has_menu:
             return super()._effects_of(branches)
-        self._box()
+        box_effects.box_of(self)
         return of_families(self._fitted(), branches)
 
     # Any reward.
@@ -582,15 +449,11 @@ class EffectModel(Estimator):
         """The best answer without branches; None if it is that of the query's weights."""
         if query.reward_fn is None or self.held_out_ is None:
             return None
-        key = _query_key(query)
-        if key not in self._choices:
-            _forget_oldest(self._choices)
-            self._choices[key] = self.answer(query)
-        answer = replace(self._choices[key], model=self)  # it may have been recentred
+        answer = self._known.answer(query, self.answer)
         return None if set(answer.weights) == {"projected"} else answer
 
     def reward_advantage(
-        self, observations: ArrayLike, reward_fn: RewardFn | Query, *, draws: int = _FUTURES
+        self, observations: ArrayLike, reward_fn: RewardFn | Query, *, draws: int = FUTURES
     ) -> np.ndarray:
         """Centred values of any reward, linear in the features or not, `[n, actions]`.
 
@@ -627,13 +490,13 @@ class EffectModel(Estimator):
                 )
             reward_fn = reward_fn.reward_fn
 
-        def values(futures: np.ndarray) -> np.ndarray:
-            return rewards_of(reward_fn, futures) @ discounts
+        def values(paths: np.ndarray) -> np.ndarray:
+            return rewards_of(reward_fn, paths) @ discounts
 
-        return self._integrated(observations, values, draws)
+        return futures.centred_means(self, observations, values, draws)
 
     def event_effect(
-        self, observations: ArrayLike, event_fn: EventFn, *, draws: int = _FUTURES
+        self, observations: ArrayLike, event_fn: EventFn, *, draws: int = FUTURES
     ) -> np.ndarray:
         """How much likelier each action makes an event than the reference does, `[n, actions]`.
 
@@ -647,7 +510,8 @@ class EffectModel(Estimator):
 
             model.event_effect(states, lambda paths: (paths[..., 0] > 5).any(axis=-1))
         """
-        return self._integrated(observations, lambda futures: happens(event_fn, futures), draws)
+        happening = lambda paths: happens(event_fn, paths)
+        return futures.centred_means(self, observations, happening, draws)
 
     def effect_measure(
         self, observations: ArrayLike, action: Action, *, draws: int | None = None
@@ -663,113 +527,13 @@ class EffectModel(Estimator):
             draws: Number of futures per action; by default those that `transition_` averages over,
                 so that the measure integrates the features to its effects.
         """
-        transition = self._sampling(draws)
-        state = as_observations(observations, self.observation_names, self.columns_)
-        if state.ndim != 1:
-            raise ValueError(
-                f"effect_measure takes the observations of one state; got shape {state.shape}"
-            )
-        index, names = action_indices(action, self.action_names_), self.action_names_
-        if index.ndim or not 0 <= index < len(names):
-            raise ValueError(
-                f"action must be the name or the index of one of {shortened(names)}; got "
-                f"{shown(action)}"
-            )
-        codes = None
-        if self.box_ is not None:
-            codes = np.concatenate([self._codes(None, state), self._base()[0]])
-        [futures] = transition.futures(state[None], codes)
-        _, num, num_actions, horizon, size = futures.shape
-        assert transition.levels is not None
-        futures[..., transition.levels.unknown > 0] = np.nan
-        chosen = np.eye(num_actions)[int(index)]
-        by_action = chosen - self._reference_weights(num_actions)
-        weights = np.multiply.outer(by_action, self.recipe_.discounts) / num
-        weights = np.broadcast_to(weights, (num, num_actions, horizon))
-        return SampledMeasure(futures.reshape(-1, size), weights.reshape(-1))
-
-    def _integrated(
-        self,
-        observations: ArrayLike,
-        values_fn: Callable[[np.ndarray], np.ndarray],
-        draws: int,
-    ) -> np.ndarray:
-        """Centred means of a function of futures, `[n, actions]`."""
-        self._sampling(draws)
-        states, codes = self._states(observations), None
-        if self.box_ is not None:
-            menu, (base, weights) = self._codes(None, states), self._base()
-            codes = np.concatenate([menu, base])
-        means = self._integral(np.atleast_2d(states), values_fn, draws=draws, controls=codes)
-        if self.box_ is None:
-            values = center(means[..., None], self.reference)[..., 0]
-        else:
-            values = means[:, : len(menu)] - means[:, len(menu) :] @ weights[:, None]
-        return values if states.ndim == 2 else values[0]
-
-    def _integral(
-        self,
-        states: np.ndarray,
-        values_fn: Callable[[np.ndarray], np.ndarray],
-        *,
-        draws: int = _FUTURES,
-        transition: UnrolledPredictor | None = None,
-        controls: np.ndarray | None = None,
-    ) -> np.ndarray:
-        """Means of a function of futures, `[n, actions]`, by the model's transition or another."""
-        transition = transition or self.transition_
-        assert transition is not None
-        names = () if self.world_.get("nuisance") else self.feature_names
-        transition = self._with_draws(transition, draws)
-        blocks = sampled_futures(transition, states, values_fn, names, controls)
-        return np.concatenate([values_fn(futures).mean(axis=1) for futures in blocks])
-
-    def _sampling(self, draws: int | None) -> UnrolledPredictor:
-        """The learned transition, if it can sample futures, with a number of draws if given."""
-        self._fitted()
-        transition = self.transition_
-        if transition is None:
-            raise ValueError(
-                "only a model with a learned transition can sample futures; fit it to branches "
-                "collected with per_step=True, with 'unrolled' among its candidates"
-            )
-        if transition.levels is None:
-            raise ValueError(
-                "the transition predicts only mean futures, because the world's noise is given "
-                "as seeds or the model was saved by an earlier version of cqm; describe the noise "
-                "as a signal (a FunctionWorld with exogenous=...), or fit the model again"
-            )
-        self._warn_of_a_poor_transition()
-        return transition if draws is None else self._with_draws(transition, draws)
-
-    def _with_draws(self, transition: UnrolledPredictor, draws: int) -> UnrolledPredictor:
-        """A transition that samples this number of futures."""
-        draws = whole_number("draws", draws, least=1)
-        horizon, num_actions = self.recipe_.horizon, len(self.candidate_actions_)
-        check_draws(draws, horizon, num_actions, int(self.width))
-        size = transition.controls.shape[1:] if self.recipe_.continuation.on_box else ()
-        drawn = np.random.default_rng([self.seed, 4]).random((draws, horizon - 1, *size))
-        if self.recipe_.continuation.on_box:
-            drawn = codes_in_box(drawn)
-        elif transition.behaviour is None:
-            drawn = self.recipe_.continuation.draw(drawn, num_actions)
-        return transition.with_continuations(drawn)
-
-    def _warn_of_a_poor_transition(self) -> None:
-        errors = {row.candidate: row.error for row in self.comparison_ if np.isfinite(row.error)}
-        lowest = min(errors.values(), default=np.nan)
-        if errors.get("unrolled", 0.0) > max(_POOR * lowest, _GOOD):
-            warnings.warn(
-                f"on held-out families, the transition's error is {errors['unrolled']:.2g}, and "
-                f"the lowest of all candidates is {lowest:.2g}; answers from its futures may "
-                "mislead",
-                stacklevel=4,
-            )
+        return futures.effect_measure(self, observations, action, draws)
 
     def __getstate__(self) -> dict[str, Any]:
         """Without remembered answers, whose functions may not be picklable."""
-        forgotten: dict[str, Any] = {"_choices": {}, "_reward_errors": {}}
-        return {**self.__dict__, **forgotten} if self.predictor_ is not None else self.__dict__
+        if self.predictor_ is None:
+            return self.__dict__
+        return {**self.__dict__, "_known": KnownAnswers()}
 
     def to_numpy(self) -> Scorer:
         """A scorer that computes the same effects with NumPy alone; see also `Scorer.load`."""
@@ -785,154 +549,18 @@ class EffectModel(Estimator):
         return (given,) if isinstance(given, str) else texts("candidates", given)
 
     def _extra_arrays(self) -> dict[str, np.ndarray]:
-        """Arrays of the rule for a box, the held-out families, and a transition kept aside."""
-        arrays = {} if self.rule_ is None else {"rule": self.rule_}
-        if self.calibration_steps_ is not None:
-            arrays |= self.calibration_steps_.arrays()
-        if self.held_out_ is not None:
-            arrays |= self.held_out_.arrays(self.transition_)
-        if self.transition_ is not None and not any(
-            part is self.transition_ for part in self._parts()
-        ):
-            own = self.transition_.arrays()
-            arrays |= {f"{TRANSITION}{name}": values for name, values in own.items()}
-        return arrays
+        return extra_arrays(self)
 
     def _parts(self) -> tuple[Predictor, ...]:
         predictor = self._fitted()
         return predictor.parts if isinstance(predictor, StackedPredictor) else (predictor,)
 
     def _extra_entries(self) -> dict[str, Any]:
-        rows = [
-            {
-                "candidate": row.candidate,
-                "error": row.error if np.isfinite(row.error) else None,
-                "standard_error": row.standard_error if np.isfinite(row.standard_error) else None,
-                "note": row.note,
-            }
-            for row in self.comparison_
-        ]
-        entries = {"comparison": rows, "updates": self.updates_}
-        if self.box_ is None:
-            return entries
-        box = self.box_.tolist()
-        return {**entries, "box": box, "calibrated_on": self.calibrated_on_}
+        return extra_entries(self)
 
     def _restore_extras(self, config: Mapping[str, Any], arrays: dict[str, np.ndarray]) -> None:
-        def known(value: float | None) -> float:
-            return np.nan if value is None else value
-
-        self.comparison_ = tuple(
-            Comparison(
-                row["candidate"],
-                known(row["error"]),
-                known(row["standard_error"]),
-                np.nan,
-                row["note"],
-            )
-            for row in config.get("comparison", [])
-        )
-        self.updates_ = config.get("updates", {})
-        self.rule_ = arrays.get("rule")
-        self.box_ = np.array(config["box"], float) if config.get("box") else None
-        self.calibrated_on_ = config.get("calibrated_on", "menu")
-        if (self.box_ is None) != (self.rule_ is None):
-            raise ValueError("a model of controls needs both a box and a rule")
-        aside = arrays_under(TRANSITION, arrays)
-        found = (restore_predictor(aside),) if aside else self._parts()
-        self.transition_ = next((p for p in found if isinstance(p, UnrolledPredictor)), None)
-        self.held_out_, self._choices = HeldOut.from_arrays(arrays, self.transition_), {}
-        self.calibration_steps_, self._reward_errors = CalibrationSteps.from_arrays(arrays), {}
+        restore_extras(self, config, arrays)
 
     def _check_params(self) -> None:
         self._check_common()
-        names = self.names_of_candidates
-        if not names or len(set(names)) < len(names) or not set(names) <= set(CANDIDATES):
-            raise ValueError(
-                f"candidates must be distinct names out of {list(CANDIDATES)}; got "
-                f"{shown(self.candidates)}"
-            )
-        self._one_of("conditioning", "none", "whiten", "effect", "learned")
-        whole_number("width", self.width, least=1)
-        whole_number("draws", self.draws, least=1)
-        number("memory_gb", self.memory_gb, above=0)
-        if isinstance(self.updates, Mapping):
-            for name, cycles in self.updates.items():
-                choice("a name in updates", name, (*CANDIDATES, Distilled.name))
-                what = "a list of numbers for each candidate"
-                for num in instance("updates", cycles, Sequence, what):
-                    whole_number("the number of updates in a cycle", num, least=1, most=2**31 - 1)
-        if self.budget is not None:
-            seconds_of(self.budget)
-        if self.validation is not None:
-            number("validation", self.validation, least=0, below=1)
-            if self.validation == 0 and len(names) > 1:
-                raise ValueError(
-                    f"validation=0 leaves no families to compare {len(names)} candidates on; pass "
-                    "a single candidate, or a validation above 0"
-                )
-
-    def _check_comparisons(self, branches: Branches) -> None:
-        """Refuse families or a graph that leave some actions uncompared."""
-        num_actions, graph = branches.num_actions, self.graph
-        if not branches.has_menu:
-            if graph is not None or self.reference is not None:
-                given = "graph" if graph is not None else "reference"
-                raise ValueError(
-                    f"a {given} is over candidate actions, but the first actions are controls from "
-                    f"the box; leave it out{', and recenter the model' * (graph is None)}"
-                )
-            return
-        compared = [
-            ComparisonGraph.from_families(num_actions, part.arms) for part in branches.batches()
-        ]
-        ComparisonGraph.union(compared).check_connected()
-        if graph is None:
-            return
-        if graph.num_actions != num_actions or branches.num_arms < num_actions:
-            raise ValueError(
-                f"a graph of {graph.num_actions} actions needs families that branch all of them; "
-                f"got {branches.num_arms} of {num_actions}"
-            )
-        graph.check_connected()
-
-
-def _query_key(query: Query) -> tuple[Any, bytes]:
-    """Identifies a query; what is remembered under it keeps its function alive."""
-    reward_fn = query.reward_fn
-    own = reward_fn if isinstance(reward_fn, Hashable) else id(reward_fn)
-    return own, query.weights.tobytes()
-
-
-def _forget_oldest(remembered: dict[Any, Any]) -> None:
-    """Make room for one more entry."""
-    for oldest in [*remembered][: 1 - _REMEMBERED]:
-        del remembered[oldest]
-
-
-def _side_by_side(asked: np.ndarray, base: np.ndarray) -> np.ndarray:
-    """Codes of the controls asked about, followed by those of the reference, for every state."""
-    return np.concatenate([asked, np.broadcast_to(base, (*asked.shape[:-2], *base.shape))], axis=-2)
-
-
-def set_aside(
-    branches: Branches, share: float, world: World | None, show_progress: bool | None = None
-) -> tuple[Branches, Branches]:
-    """Families to learn from, and the last ones with enough draws to calibrate with."""
-    share = number("calibration", share, above=0, below=1)
-    num = round(share * len(branches))
-    if not FEWEST_SCORES <= num < len(branches):
-        raise ValueError(
-            f"calibration must set aside at least {FEWEST_SCORES} of the {len(branches)} families "
-            f"and leave some to learn from; got {share}, which is {num}"
-        )
-    learned, held_out = branches[: len(branches) - num], branches[len(branches) - num :]
-    if world is not None:
-        return learned, redraw(held_out, world, draws=FEWEST_DRAWS, show_progress=show_progress)
-    if branches.recipe.draws < FEWEST_DRAWS:
-        raise ValueError(
-            f"calibration needs at least {FEWEST_DRAWS} draws per state; the branches have "
-            f"{branches.recipe.draws}; pass world= to draw the families set aside again"
-        )
-    held_out.require_all_arms()
-    return learned, held_out
+        check_params(self)

@@ -1,4 +1,4 @@
-"""Held-out families: what a model keeps to compare its ways of evaluating a reward."""
+"""Held-out families: those that calibrate a model, and those kept with it to compare answers."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from cqm.arguments import number
 from cqm.branches.dataset import Branches
+from cqm.branches.redraw import redraw
+from cqm.calibration import FEWEST_DRAWS, FEWEST_SCORES
 from cqm.models.layout import HELD_OUT, TRANSITION, Arrays, arrays_under
 from cqm.models.predictors import UnrolledPredictor, restore_predictor
+from cqm.worlds.contract import World
 
 _MOST_FAMILIES, _MOST_BYTES = 512, 2**25  # kept with a model
 
@@ -129,3 +133,26 @@ def native_map(branches: Branches) -> np.ndarray:
     if branches.nuisance is not None and branches.mixing is not None:
         return branches.mixing["features"][:, branches.nuisance["dimension"] :]
     return np.eye(len(branches.feature_names))
+
+
+def set_aside(
+    branches: Branches, share: float, world: World | None, show_progress: bool | None = None
+) -> tuple[Branches, Branches]:
+    """Families to learn from, and the last ones with enough draws to calibrate with."""
+    share = number("calibration", share, above=0, below=1)
+    num = round(share * len(branches))
+    if not FEWEST_SCORES <= num < len(branches):
+        raise ValueError(
+            f"calibration must set aside at least {FEWEST_SCORES} of the {len(branches)} families "
+            f"and leave some to learn from; got {share}, which is {num}"
+        )
+    learned, held_out = branches[: len(branches) - num], branches[len(branches) - num :]
+    if world is not None:
+        return learned, redraw(held_out, world, draws=FEWEST_DRAWS, show_progress=show_progress)
+    if branches.recipe.draws < FEWEST_DRAWS:
+        raise ValueError(
+            f"calibration needs at least {FEWEST_DRAWS} draws per state; the branches have "
+            f"{branches.recipe.draws}; pass world= to draw the families set aside again"
+        )
+    held_out.require_all_arms()
+    return learned, held_out

@@ -277,7 +277,7 @@ def test_many_controls_and_states_are_answered_in_blocks(model, monkeypatch):
     query = cqm.Query.named({"closeness": 1.0}, aiming_world())
     asked = np.random.default_rng(0).uniform(LOW, HIGH, size=(20, 2, 2))
     whole = model.effect(STATES, actions=asked), model.act(STATES, query, over="box").controls
-    monkeypatch.setattr("cqm.models.effect._BOX_STATES", 7)
+    monkeypatch.setattr("cqm.models.box_effects._STATES", 7)
     np.testing.assert_allclose(model.effect(STATES, actions=asked), whole[0], atol=1e-9)
     np.testing.assert_allclose(model.act(STATES, query, over="box").controls, whole[1], atol=1e-6)
 

@@ -7,10 +7,13 @@ import pytest
 from support.worlds import SeedWorld, clock_world, excess, pendulum_world, pushed_world
 
 import cqm
-from cqm.models.candidates import CANDIDATES, Direct, Task, Unrolled
+from cqm.models.candidates import Task
+from cqm.models.choice import CANDIDATES
+from cqm.models.direct import Direct
 from cqm.models.effect import EffectModel
 from cqm.models.frame import Frame
 from cqm.models.training import InMemory, Training
+from cqm.models.unrolled import Unrolled
 from cqm.quotient import center
 from cqm.worlds.features import ExpandedWorld, Squares
 

@@ -12,8 +12,10 @@ from support.worlds import pushed_world
 
 import cqm
 from cqm.models import choice
-from cqm.models.candidates import CANDIDATES, CYCLES, Direct, RidgeRegression
-from cqm.models.choice import Combination
+from cqm.models.candidates import CYCLES
+from cqm.models.choice import CANDIDATES, Combination
+from cqm.models.closed_form import RidgeRegression
+from cqm.models.direct import Direct
 from cqm.models.effect import EffectModel
 from cqm.models.predictors import StackedPredictor
 from cqm.models.training import Training

@@ -6,11 +6,13 @@ from support.worlds import excess, pushed_world
 
 import cqm
 from cqm.models import choice, predictors
-from cqm.models.candidates import Direct, Distilled, RidgeRegression, Unrolled
+from cqm.models.closed_form import RidgeRegression
+from cqm.models.direct import Direct, Distilled
 from cqm.models.effect import EffectModel
 from cqm.models.predictors import DirectPredictor, UnrolledPredictor
 from cqm.models.training import Training
 from cqm.models.training_log import TrainingLog
+from cqm.models.unrolled import Unrolled
 from cqm.quotient import center
 
 RECIPE = {"horizon": 3, "warmup": (0, 0), "per_step": True}

@@ -215,8 +215,11 @@ def test_a_transition_that_lost_the_comparison_warns_and_is_saved_with_its_level
     model.save(tmp_path)
     states, answers = branches.observations[:3], []
     for one in (model, EffectModel.load(tmp_path)):
-        with pytest.warns(UserWarning, match="answers from its futures may mislead"):
+        with pytest.warns(UserWarning, match="answers from its futures may mislead") as caught:
             answers.append(one.reward_advantage(states, lambda features: features[..., 0] ** 2))
+        with pytest.warns(UserWarning, match="answers from its futures may mislead") as again:
+            one.effect_measure(states[0], 1)
+        assert {warning.filename for warning in (*caught, *again)} == {__file__}
     np.testing.assert_array_equal(*answers)
 
 

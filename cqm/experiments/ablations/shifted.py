@@ -20,7 +20,7 @@ from cqm.experiments.ablations.benchmarked import LIMIT
 from cqm.experiments.ablations.cell import LAWS, Cell, law
 from cqm.experiments.ablations.grid import Fit
 from cqm.experiments.results import Row
-from cqm.models.controls import codes_in_box
+from cqm.models.controls import draw_later
 from cqm.models.effect import EffectModel
 from cqm.models.predictors import UnrolledPredictor
 from cqm.worlds.contract import World
@@ -87,11 +87,8 @@ def under(
         return None  # a policy that sees the state, or controls that the network has no codes for
     codes = transition.controls
     shape = (_DRAWS, test.recipe.horizon - 1)
-    if continuation.on_box:
-        later = codes_in_box(rng.random((*shape, codes.shape[1])))
-    else:
-        later = codes[continuation.draw(rng.random(shape), test.num_actions)]
-    later = np.asarray(later, np.float32)
+    later = draw_later(continuation, shape, codes, rng)
+    later = np.asarray(later if continuation.on_box else codes[later], np.float32)
     return replace(transition, continuations=later, behaviour=None)
 
 

@@ -34,8 +34,7 @@ from cqm.experiments.excess import Excess, Truth, allowance, own_units, pooled
 from cqm.experiments.records import Header, JobKey
 from cqm.experiments.results import COLUMNS, WORLDS_FILE, write_csv
 from cqm.experiments.runner import Study
-from cqm.models.candidates import CANDIDATES
-from cqm.models.choice import CLEANED, Choice
+from cqm.models.choice import CANDIDATES, CLEANED, Choice
 from cqm.models.effect import EffectModel
 from cqm.models.predictors import Predictor
 from cqm.models.training import Training
