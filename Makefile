@@ -15,7 +15,7 @@ help:
 	@echo "make reproduce   reproduce the paper's experiments, quick version, with a report"
 	@echo "make test        run all tests"
 	@echo "make check       format, lint, types, documentation build"
-	@echo "make bench       measure speed against peers"
+	@echo "make bench       measure speed against peers; EARLIER=PYTHON adds an earlier version of cqm"
 	@echo "make chaos       try to break everything, for most of an hour; rerun to resume"
 	@echo "make docs        build the documentation into docs/_build, running the code in it"
 	@echo "make docs-outputs  write what that code prints into the pages"
@@ -45,6 +45,11 @@ bench: $(READY)
 	$(BIN)/python -m benchmarks.branching
 	$(BIN)/python -m benchmarks.training
 	$(BIN)/python -m benchmarks.querying
+	$(BIN)/python -m benchmarks.predicting
+ifdef EARLIER
+	$(BIN)/python -m benchmarks.collecting --earlier $(EARLIER)
+	$(BIN)/python -m benchmarks.learning --earlier $(EARLIER)
+endif
 
 chaos: $(READY)
 	PYTHONPATH=tests $(BIN)/python -m chaos --report

@@ -9,6 +9,7 @@ makes all of them again and compares them with what is committed.
 import csv
 import re
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -84,6 +85,75 @@ def speed():
             ]
             for row in rows("branching.csv")
             if row["stage"] in ("branching", "everything")
+        ],
+    )
+
+
+def learning():
+    """Seconds to the error of the earlier default model, for it and for today's."""
+    header = ["world", "error before", "seconds before", "as good today after", "share of the time"]
+    header += ["error of today's default", "its seconds"]
+    lines = []
+    for world, runs in learning_runs().items():
+        default = runs["3895e39"][-1]
+        today = runs["today"]
+        first = next((run for run in today if run.error <= default.error), None)
+        reached = ["never", ""]
+        if first is not None:
+            reached = [f"{first.seconds:.0f} s", f"{first.seconds / default.seconds:.2f}"]
+        own = [small(today[-1].error), f"{today[-1].seconds:.0f}"]
+        lines.append([short(world), small(default.error), f"{default.seconds:.0f}", *reached, *own])
+    return markdown(header, lines)
+
+
+class Run(NamedTuple):
+    """A fit with some number of updates."""
+
+    seconds: float
+    error: float
+
+
+def learning_runs():
+    """The fits of both versions by world and version, those with few updates first."""
+    found = {}
+    for row in sorted(rows("learning.csv"), key=lambda row: int(row["updates"])):
+        run = Run(float(row["seconds"]), float(row["excess_error"]))
+        found.setdefault(row["world"], {}).setdefault(row["version"], []).append(run)
+    return found
+
+
+def predicting():
+    """How fast the default model answers, and its error relative to unrolling."""
+    header = ["world", "one state", "10,000 states", "NumPy scorer, one", "10,000"]
+    header += ["unrolling, one", "10,000", "error / error of unrolling"]
+    lines = []
+    for row in rows("predicting.csv"):
+        times = [
+            cell
+            for way in ("effect", "scorer", "unrolled")
+            for cell in (
+                f"{float(row[f'milliseconds_one_{way}']):.1f} ms",
+                f"{float(row[f'seconds_10000_{way}']):.2f} s",
+            )
+        ]
+        ratio = f"{float(row['error_relative_to_unrolled']):.2f}"
+        lines.append([short(row["world"]), *times, ratio])
+    return markdown(header, lines)
+
+
+def collecting():
+    """How fast branches are collected today, relative to an earlier version."""
+    return markdown(
+        ["world", "states", "before, states per second", "today", "times as fast"],
+        [
+            [
+                row["world"],
+                f"{int(row['states']):,}",
+                f"{float(row['earlier_states_per_second']):,.0f}",
+                f"{float(row['states_per_second']):,.0f}",
+                f"{float(row['times_as_fast']):.1f}",
+            ]
+            for row in rows("collecting.csv")
         ],
     )
 
@@ -313,33 +383,33 @@ def box():
     """Models of random controls against models of the menu."""
     errors = ("excess_error_menu", "excess_error_box")
     shares = ("claimed", "right_if_claimed")
-    header = ["world", "learned from the menu", "from random controls", "ratio"]
-    return markdown(
-        [*header, "gain claimed", "claims that hold"],
-        [
-            [
-                short(row["world"]),
-                *(small(row[key]) for key in errors),
-                f"{float(row['ratio']):.2f}",
-                *(f"{float(row[key]):.1%}" if row[key] else "" for key in shares),
-            ]
-            for row in rows("box.csv")
-        ],
-    )
+    header = ["world", "seed", "learned from the menu", "from random controls", "ratio"]
+    lines, by_world = [], {}
+    for row in rows("box.csv"):
+        by_world.setdefault(row["world"], []).append(row)
+    for world, found in by_world.items():
+        for row in found:
+            ratio = f"{float(row['ratio']):.2f} ± {float(row['ratio_standard_error']):.2f}"
+            own = [short(world), row["seed"], *(small(row[key]) for key in errors), ratio]
+            lines.append([*own, *(f"{float(row[k]):.1%}" if row[k] else "" for k in shares)])
+        if len(found) > 1:
+            means = [np.mean([float(row[key]) for row in found]) for key in errors]
+            ratio = f"{means[1] / means[0]:.2f}"
+            lines.append([f"{short(world)}, mean", "", *(small(m) for m in means), ratio, "", ""])
+    return markdown([*header, "gain claimed", "claims that hold"], lines)
 
 
 def menus():
-    """What menus lose against the whole box."""
+    """What menus lose against the whole box, with the first seed of each world."""
     columns = {"loss": "loss", "predicted loss": "loss_predicted", "bound": "bound"}
+    found = {}
+    for row in rows("box_menus.csv"):
+        found.setdefault((row["world"], row["actions"]), row)
     return markdown(
         ["world", "actions", *columns],
         [
-            [
-                short(row["world"]),
-                row["actions"],
-                *(f"{float(row[key]):.2f}" for key in columns.values()),
-            ]
-            for row in rows("box_menus.csv")
+            [short(world), actions, *(f"{float(row[key]):.2f}" for key in columns.values())]
+            for (world, actions), row in found.items()
         ],
     )
 
@@ -358,6 +428,9 @@ def null_sets():
 FILLED = {
     "effects": effects,
     "speed": speed,
+    "learning": learning,
+    "predicting": predicting,
+    "collecting": collecting,
     "plan": plan,
     "directions": directions,
     "conditioned": conditioned,

@@ -1,0 +1,63 @@
+"""Draw the figures in the documentation that follow from committed results.
+
+    python docs/figures.py
+
+`tests/test_docs.py` draws all of them again and compares them with what is committed.
+"""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from readme import PICTURES, THEMES
+from tables import learning_runs
+
+from cqm.experiments.drawing import drawing
+from cqm.experiments.scores import domain_title
+
+VERSIONS = {"3895e39": ("before", "#8a8f98"), "today": ("today", "#0c7bc4")}
+
+
+def learning():
+    """Error over processor time of both versions, one panel per domain."""
+    found = learning_runs()
+    with drawing("learning", height=3.9) as (figure, svg):
+        figure.set_size_inches(7.2, 3.9)
+        panels = figure.subplots(2, 2).flat
+        for i, (axes, (world, runs)) in enumerate(zip(panels, found.items(), strict=True)):
+            for version, (label, colour) in VERSIONS.items():
+                axes.plot(*zip(*runs[version], strict=True), "o-", color=colour, markersize=3.5)
+                if i == 0:
+                    seconds, error = runs[version][-1]
+                    axes.annotate(
+                        label,
+                        (seconds, error),
+                        xytext=(0, 7),
+                        textcoords="offset points",
+                        ha="center",
+                        color=colour,
+                    )
+            reached = runs["3895e39"][-1].error
+            axes.axhline(reached, color="#8a8f98", linewidth=0.8, linestyle=":")
+            axes.set(xscale="log", yscale="log", title=domain_title(world))
+            if i % 2 == 0:
+                axes.set_ylabel("excess error")
+            if i >= 2:
+                axes.set_xlabel("seconds of one core")
+    return svg[0]
+
+
+FIGURES = {"learning": learning}
+
+
+def main():
+    """Draw every figure for light and for dark pages."""
+    for name, draw_fn in FIGURES.items():
+        for theme, colour in THEMES.items():
+            path = PICTURES / f"{name}-{theme}.svg"
+            path.write_text(draw_fn().replace("currentColor", colour))
+
+
+if __name__ == "__main__":
+    main()
