@@ -60,6 +60,7 @@ docs: $(READY)
 
 docs-outputs: $(READY)
 	$(BIN)/python docs/tables.py
+	$(BIN)/python docs/figures.py
 	$(SPHINX) -D update_outputs=1 docs docs/_build/html
 
 dist: $(READY)

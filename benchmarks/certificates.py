@@ -1,4 +1,4 @@
-"""What certificates promise, counted on states whose effects are known from many draws.
+"""How often certificates keep their promises, on states whose effects are known from many draws.
 
 The default model of each world is calibrated 20 times, each time with 1,000 states drawn at random
 from a larger pool, and asked about other states with 16 rewards:
@@ -62,7 +62,7 @@ class Settings:
     draws: int = 16
     """Draws per calibration state."""
     test_states: int = 1_000
-    """Number of states with a known truth."""
+    """Number of test states, whose effects are known from many draws."""
     many: int = 256
     """Draws per test state."""
     rewards: int = 16
@@ -99,7 +99,7 @@ TINY = {
 
 
 def main(settings: Settings) -> None:
-    """Measure the worlds that are missing in the table."""
+    """Measure the worlds that are missing from the table."""
     if settings.smoke:
         settings = replace(settings, **TINY)
     done = read_csv(settings.out)

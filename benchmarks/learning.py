@@ -13,7 +13,6 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 
 os.environ.setdefault("MUJOCO_GL", "disable")
@@ -51,8 +50,10 @@ class Settings:
 
 
 def main(settings: Settings) -> None:
-    """Measure what is missing in the table."""
+    """Measure what is missing from the table."""
     rows, shared = read_csv(settings.out), RewardSettings(work=settings.models)
+    used = {name: str(getattr(shared, name)) for name in ("states", "test_states", "draws", "seed")}
+    used["nuisance"] = str(settings.nuisance)
     versions = (
         ("today", Path(sys.executable), settings.updates),
         (settings.label, settings.earlier, settings.earlier_updates),
@@ -62,7 +63,7 @@ def main(settings: Settings) -> None:
         branches, effects = place(shared, name, settings.nuisance) / "train", test.effects()
         for label, python, budgets in versions:
             for updates in budgets:
-                key = {"world": name, "version": label, "updates": str(updates)}
+                key = {"world": name, "version": label, "updates": str(updates), **used}
                 if any(key.items() <= row.items() for row in rows):
                     continue
                 record, predicted = fitted(
@@ -73,14 +74,10 @@ def main(settings: Settings) -> None:
                     "seconds": f"{record['seconds']:.1f}",
                     "excess_error": f"{error:.4g}",
                     "method": record["method"],
-                    "nuisance": str(settings.nuisance),
-                    "states": str(shared.states),
-                    "test_states": str(shared.test_states),
-                    "draws": str(shared.draws),
-                    "seed": str(shared.seed),
+                    **record["packages"],
                 }
-                rows.append(row | {package: version(package) for package in ("jax", "numpy")})
-                print(rows[-1], flush=True)
+                rows.append(row)
+                print(row, flush=True)
                 write_csv(settings.out, rows)
 
 

@@ -10,7 +10,7 @@ with the truth, which is the mean over many draws of every action's branch:
 - regressed: ridge regression of the reward's own effects on the state, fitted anew per reward, in
   the coordinates that the model has learned;
 - plain_regression: the same on standardised observations;
-- exact_projection: the projection's answer if the effects were known, from half of the draws.
+- exact_projection: the projection with the true effects, estimated from half of the draws.
 
 Regret is a share of what there is to gain over a random action. The floor is the regret of choosing
 by the mean of half of the draws, judged by the other half. The chosen way is within the rule if its
@@ -98,7 +98,7 @@ class Settings:
     states: int = 20_000
     """Number of training states."""
     test_states: int = 1_000
-    """Number of states with a known truth."""
+    """Number of test states, whose effects are known from many draws."""
     draws: int = 128
     """Draws per test state."""
     updates: int | None = None

@@ -32,6 +32,7 @@ from cqm.experiments.excess import Truth, own_units, pooled
 
 FIT = """
 import json, sys, time
+from importlib.metadata import version
 import numpy as np
 import cqm
 
@@ -40,7 +41,8 @@ started = time.process_time()
 model = cqm.EffectModel(**json.loads(settings)).fit(directory, show_progress=False)
 seconds = time.process_time() - started
 np.save(predicted, model.effect(np.load(observations)))
-print(json.dumps({"method": model.method_, "seconds": seconds}))
+packages = {package: version(package) for package in ("cqm", "jax", "numpy")}
+print(json.dumps({"method": model.method_, "seconds": seconds, "packages": packages}))
 """
 ERRORS = ("own_error", "own_error_se", "pooled_error", "pooled_error_se")
 

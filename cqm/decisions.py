@@ -11,7 +11,6 @@ noise. `cqm.shift` notices states that are unlike the calibration states.
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
@@ -24,6 +23,7 @@ from cqm.names import checked_action_names
 from cqm.queries import Query, QueryLike
 from cqm.shift import ShiftWarning
 from cqm.verdicts import Verdict, meaning_of_best
+from cqm.warn import warn_user
 
 Shift = Literal["warn", "abstain", "ignore"]
 BLOCK_VALUES = 1_000_000  # action values that `act` computes at once: 8 MB
@@ -397,11 +397,10 @@ def _compared(
     unlike = calibration.states.unlike(inputs)
     if shift == "ignore" or not calibration.states.shifted(inputs):
         return unlike, False
-    warnings.warn(
+    warn_user(
         f"the {len(inputs)} states do not look like the {len(calibration.residuals)} calibration "
         "states, so the guarantees may not hold for them; calibrate on states like those that you "
         "ask about",
         ShiftWarning,
-        stacklevel=4,
     )
     return unlike, True

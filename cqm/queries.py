@@ -12,7 +12,6 @@ import ast
 import keyword
 import re
 import unicodedata
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol, TypeAlias
@@ -34,6 +33,7 @@ from cqm.arguments import (
 )
 from cqm.display import html_facts
 from cqm.names import quoted, unknown
+from cqm.warn import warn_user
 from cqm.worlds.contract import World
 from cqm.worlds.features import sample_events, varies
 
@@ -294,7 +294,7 @@ class Query:
             fit = f"is not linear (R² = {error.r_squared:.2f}); richer features may express it, or "
             fit += "model.reward_advantage may integrate it"
             problem = fit if poor else "is constant, so it prefers no action; pass other events"
-            warnings.warn(f"on {len(events)} events, the reward {name!r} {problem}", stacklevel=3)
+            warn_user(f"on {len(events)} events, the reward {name!r} {problem}")
         return replace(cls.direction(weights, features, name=name), error=error)
 
 

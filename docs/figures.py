@@ -51,12 +51,18 @@ def learning():
 FIGURES = {"learning": learning}
 
 
+def pictures(name):
+    """The files of one figure, for light and for dark pages, and what they should contain."""
+    svg = FIGURES[name]()
+    for theme, colour in THEMES.items():
+        yield PICTURES / f"{name}-{theme}.svg", svg.replace("currentColor", colour)
+
+
 def main():
-    """Draw every figure for light and for dark pages."""
-    for name, draw_fn in FIGURES.items():
-        for theme, colour in THEMES.items():
-            path = PICTURES / f"{name}-{theme}.svg"
-            path.write_text(draw_fn().replace("currentColor", colour))
+    """Draw every figure."""
+    for name in FIGURES:
+        for path, content in pictures(name):
+            path.write_text(content)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import commands
 import executed
+import figures as drawn
 import pytest
 import tables
 from blocks import blocks, differences, misplaced
@@ -149,6 +150,12 @@ def test_tables_follow_from_their_sources(page):
 def test_all_tables_are_used():
     text = "".join(page.read_text() for page in PAGES)
     assert {match[2] for match in tables.MARKERS.finditer(text)} == set(tables.FILLED)
+
+
+@pytest.mark.parametrize("name", drawn.FIGURES)
+def test_figures_follow_from_their_sources(name):
+    for path, content in drawn.pictures(name):
+        assert path.read_text() == content, path.name
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)

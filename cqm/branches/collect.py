@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import textwrap
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -38,6 +37,7 @@ from cqm.display import counted
 from cqm.names import action_indices, checked_action_names
 from cqm.progress import progress, say
 from cqm.quotient import ComparisonGraph
+from cqm.warn import warn_user
 from cqm.worlds.contract import NoiseKind, World, concatenate
 from cqm.worlds.loading import load_world
 
@@ -162,11 +162,10 @@ def _warned(branches: Branches, error: str) -> Branches:
     total = lost + len(branches)
     if lost > MANY_DROPPED * total:
         example = f", for example {textwrap.shorten(error, 300)}" if error else ""
-        warnings.warn(
+        warn_user(
             f"{lost:,} of {total:,} families of {branches.world['name']!r} were dropped: "
             f"{branches.why_dropped}{example}",
             DroppedWarning,
-            stacklevel=3,
         )
     return branches
 

@@ -56,7 +56,9 @@ class Fit:
     """Candidates to compare on held-out branches; the best one or the best combination is kept."""
     budget: Annotated[str | None, default("none")] = None
     """Time budget for learning from branches, such as 60s or 5min."""
-    updates: Annotated[int | None, default("16000, or 2000 with hindsight")] = None
+    updates: Annotated[
+        int | None, default("16000, more for controls from the box, or 2000 with hindsight")
+    ] = None
     """Number of gradient steps per network; not for residual."""
     validation: Annotated[float | None, default("a tenth")] = None
     """Share of the branches to hold out, to compare candidates and to stop training early."""

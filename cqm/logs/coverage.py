@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +13,7 @@ from scipy.special import bdtr
 from cqm.display import counted, text_table
 from cqm.logs.overlap import CHANCE, RARE, Values, measure_overlap
 from cqm.regression import fold_numbers, one_thread, ridge
+from cqm.warn import warn_user
 
 REGIONS = 20  # maximum number of regions
 REGION_SIZE = 100  # minimum number of decisions per region
@@ -101,7 +101,7 @@ class Coverage:
                 "so their effects cannot be estimated; leave them out of the candidate actions"
             )
         if self.problems:
-            warnings.warn("poor coverage: " + "; ".join(self.problems), stacklevel=3)
+            warn_user("poor coverage: " + "; ".join(self.problems))
 
     def to_json(self) -> dict[str, Any]:
         """The coverage as JSON, including the problems."""

@@ -8,7 +8,6 @@ propensities were smoothed away from zero.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -17,6 +16,7 @@ from scipy.special import bdtr
 
 from cqm.columns import Column
 from cqm.names import shortened
+from cqm.warn import warn_user
 
 RARE = 0.01  # propensity up to which an action is rarely taken
 CHANCE = 0.05  # probability of calling an action rare anywhere if its frequency is the same in all
@@ -99,11 +99,10 @@ class Overlap:
             return
         more = len(reasons) - _MOST_REASONS
         shown = "; ".join(reasons[:_MOST_REASONS]) + (f"; and {more} more" if more > 0 else "")
-        warnings.warn(
+        warn_user(
             f"no overlap: {shown}; effects that involve these actions are not identified, and "
             "their intervals are infinite; drop those decisions, or compare only actions that "
             "overlap",
-            stacklevel=4,
         )
 
     def _reason(self, action: int, share: float, part: str) -> str:

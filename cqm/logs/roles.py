@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
@@ -14,6 +13,7 @@ from cqm.columns import Column, encode, learn_columns, observation_names
 from cqm.display import counted
 from cqm.names import action_indices, numbered, quoted, shortened
 from cqm.tables import Table
+from cqm.warn import warn_user
 
 if TYPE_CHECKING:
     from cqm.logs.dataset import Logs
@@ -283,7 +283,7 @@ def _warn_about(
             "unless they are separate decisions"
         )
     for problem in found:
-        warnings.warn(f"{table.source}: {problem}", stacklevel=4)
+        warn_user(f"{table.source}: {problem}")
 
 
 def _repeated(columns: Sequence[np.ndarray]) -> int:

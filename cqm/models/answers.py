@@ -33,7 +33,7 @@ from cqm.models.predictors import FourierPredictor, UnrolledPredictor
 from cqm.models.preprocessing import Coordinates
 from cqm.models.provenance import Provenance
 from cqm.models.rewards import rewards_of
-from cqm.models.ridge import FAMILIES, ridge_predictor
+from cqm.models.ridge import MOST_FAMILIES, ridge_predictor
 from cqm.observations import as_observations
 from cqm.queries import Query, RewardFn, project
 from cqm.quotient import center
@@ -309,7 +309,7 @@ def _regression(
     """Ridge regression of the reward's effects on the state, without held-out families."""
     left_out = {(int(seed), int(index)) for seed, index in held_out.families}
     observations, labels = [], []
-    for part in branches[:FAMILIES].batches():
+    for part in branches[:MOST_FAMILIES].batches():
         rows = [tuple(key) not in left_out for key in family_keys(part).tolist()]
         rewards = rewards_of(reward_fn, part.array("steps")[rows]) @ part.recipe.discounts
         labels.append(_centred(rewards.mean(axis=1)))
@@ -362,8 +362,8 @@ def _check_branches(model: EffectModel, branches: Branches) -> None:
     branches.require_all_arms()
     if model.box_ is not None or branches.recipe.continuation.on_box:
         raise ValueError(
-            "rewards are regressed only for candidate actions, also as later actions; the model or "
-            "the branches have controls from the box"
+            "rewards can be regressed only if first and later actions are candidate actions; the "
+            "model or the branches have controls from the box"
         )
     if not branches.recipe.per_step:
         raise ValueError(

@@ -37,6 +37,7 @@ from cqm.models.propensities import (
 from cqm.models.regressors import fitted_columns, predictions
 from cqm.names import action_indices, shortened, unknown
 from cqm.regression import RandomFourierFeatures, fold_numbers, one_thread, ridge, sums_by
+from cqm.warn import warn_user
 
 if TYPE_CHECKING:
     from cqm.models.log_estimator import LogEstimator
@@ -349,19 +350,17 @@ def _warn_about_weights(
         counts = np.where(known, taken[rows].sum(axis=0), np.inf)
         action = int(counts.argmin())
         if counts[action] < _FEWEST:
-            warnings.warn(
+            warn_user(
                 f"action {logs.action_names[action]} was taken only {int(counts[action])} times"
                 f"{_where(name)}; its intervals may be too short",
-                stacklevel=4,
             )
     weights = weights * identified[0]
     row = int(weights.max(axis=1).argmax())
     if weights[row].max() > _LARGEST_WEIGHT:
-        warnings.warn(
+        warn_user(
             f"decision {row} stands for {weights[row].max():.0f} decisions, because its action "
             f"{logs.action_names[logs.first_actions[row]]} is unlikely in its state; averages over "
             "states in which an action is hardly ever taken are poorly estimated",
-            stacklevel=4,
         )
 
 

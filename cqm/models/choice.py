@@ -12,7 +12,6 @@ import contextlib
 import functools
 import re
 import time
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -34,6 +33,7 @@ from cqm.models.training import Training, expected_seconds, train_members
 from cqm.models.unrolled import Explanation, Unrolled
 from cqm.progress import duration, say
 from cqm.quotient import center
+from cqm.warn import warn_user
 
 if TYPE_CHECKING:
     from cqm.models.effect import EffectModel
@@ -315,11 +315,11 @@ class Choice:
 
     @contextlib.contextmanager
     def _optional(self, what: str) -> Iterator[None]:
-        """Go on without something that fails."""
+        """Warn if this optional step fails, and go on without it."""
         try:
             yield
         except _FAILURES as error:
-            warnings.warn(f"{what} failed: {error}", stacklevel=7)
+            warn_user(f"{what} failed: {error}")
 
     def _attempt(self, candidate: Candidate) -> None:
         """Fit a candidate to the training families; if it fails, leave it out."""
@@ -341,9 +341,7 @@ class Choice:
                 raise
             attempt.predictor = attempt.errors = None
             attempt.note = f"failed: {error}"
-            # The warning shows the line that called `fit`; distilling is one call deeper.
-            level = 8 if isinstance(candidate, Distilled) else 7
-            warnings.warn(f"the candidate {name} {attempt.note}", stacklevel=level)
+            warn_user(f"the candidate {name} {attempt.note}")
         attempt.seconds = time.monotonic() - started
         attempt.cpu_seconds = time.process_time() - cpu_started
         if attempt.note:
@@ -499,7 +497,7 @@ class Choice:
             except _FAILURES as error:
                 text = f"{attempt.name} did not learn from the held-out families: {error}"
                 self.model.notes_.append(text)
-                warnings.warn(text, stacklevel=7)
+                warn_user(text)
         attempt.refitted = True
         attempt.cpu_seconds += time.process_time() - started
         assert attempt.predictor is not None

@@ -11,7 +11,7 @@ from cqm.models.candidates import Candidate
 from cqm.models.controls import first_codes
 from cqm.models.predictors import FourierPredictor, Predictor
 from cqm.models.preprocessing import Coordinates
-from cqm.models.ridge import FAMILIES, polynomial_predictor, ridge_predictor
+from cqm.models.ridge import MOST_FAMILIES, polynomial_predictor, ridge_predictor
 
 
 class ClosedForm(Candidate):
@@ -23,7 +23,7 @@ class ClosedForm(Candidate):
 
     def _polynomial(self, families: Branches, inputs: Coordinates) -> Predictor:
         """Regression on controls from the box; these inputs shape the coefficients."""
-        families, frame = families[:FAMILIES], self.task.frame
+        families, frame = families[:MOST_FAMILIES], self.task.frame
         targets = np.concatenate([frame.observed(p) for p in families.batches()]) @ frame.targets
         if self.task.corrections is not None:
             targets = targets - self.task.corrections[: len(targets)]
@@ -75,7 +75,7 @@ class RidgeRegression(ClosedForm):
         """Fit every set of regressors and choose among them, output by output."""
         if not families.has_menu:
             return self._polynomial(families, self.task.frame.inputs)
-        families, frame = families[:FAMILIES], self.task.frame
+        families, frame = families[:MOST_FAMILIES], self.task.frame
         inputs = frame.inputs  # computed first, because it also learns the transform
         targets = np.concatenate([frame.rows_of_targets(p.effects()) for p in families.batches()])
         if self.task.corrections is not None:

@@ -15,7 +15,7 @@ from cqm.branches.dataset import Branches
 from cqm.models import ridge
 from cqm.models.candidates import TRAINING, Task, Trained
 from cqm.models.controls import first_codes
-from cqm.models.frame import FAMILIES
+from cqm.models.frame import SAMPLED
 from cqm.models.network import Network
 from cqm.models.predictors import DirectPredictor, Predictor
 from cqm.models.preprocessing import Coordinates, input_coordinates, output_basis
@@ -43,12 +43,12 @@ class Direct(Trained):
 
     def __init__(self, task: Task):
         super().__init__(task)
-        if self.model.updates is None:
+        if self.model.updates is None and self.model.training is None:
             self.settings = replace(self.settings, updates=self.passes * self.settings.updates)
 
     @property
     def passes(self) -> int:
-        """How much longer to train than by default: effects of all controls are more to learn."""
+        """How many times as long to train as by default; the box takes longer to learn."""
         return 1 if self.task.families.has_menu else _BOX_UPDATES
 
     @functools.cached_property
@@ -57,12 +57,12 @@ class Direct(Trained):
         task, frame, conditioning = self.task, self.task.frame, self.model.conditioning
         if conditioning == "learned":
             return Maps(frame.inputs, frame.targets, frame.outputs)
-        sample = task.families[:FAMILIES]
+        sample = task.families[:SAMPLED]
         effects = sample.effects() if frame.complete else center(sample.outcomes)
         basis = output_basis(conditioning, effects)
         size = float(np.sqrt(np.mean((effects @ basis) ** 2))) or 1.0
         moved = basis if task.families.features_are_next_observation else None
-        observations = task.families[: ridge.FAMILIES].observations
+        observations = task.families[: ridge.MOST_FAMILIES].observations
         inputs = input_coordinates(conditioning, observations, moved)
         return Maps(inputs, basis / size, size * basis)
 
@@ -73,7 +73,7 @@ class Direct(Trained):
 
     @property
     def learning_rate(self) -> float:
-        """Higher if actions are controls, because a gated network does not lose members."""
+        """Higher if actions are controls, because no member of a gated ensemble gets stuck."""
         return TRAINING.learning_rate if self.controls is None else _GATED_RATE
 
     def obstacle(self) -> str:
@@ -117,7 +117,7 @@ class Direct(Trained):
         return np.asarray(outcomes @ self.maps.targets, np.float32)
 
     def initial(self) -> Network:
-        """The paper's network; its rank is that of the effects unless one is given."""
+        """The networks; their rank is that of the effects unless one is given."""
         sizes = (self.maps.inputs.matrix.shape[1], self.task.families.num_actions)
         size, controls = self.maps.targets.shape[1], self.controls
         return self.model._ensemble(

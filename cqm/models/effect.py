@@ -51,7 +51,7 @@ class EffectModel(Estimator):
 
     - `constant`: the same effects in every state;
     - `ridge`: ridge regression on the state, products of its coordinates, or random cosines of it;
-    - `direct`: a network that maps state and action to the effect, as in the paper;
+    - `direct`: a network that maps state and action to the effect;
     - `unrolled`: a network that predicts one step, unrolled along branches with fresh later actions
       and fresh noise. It needs branches collected with `per_step=True`, and gets closest to the
       noise floor where labels are noisy and the world is complicated.
@@ -293,13 +293,13 @@ class EffectModel(Estimator):
             actions: Controls in the box, `[actions, controls]`, at least two.
             names: Their names; their indices by default.
 
-        The model must have learned from branches collected with `actions="box"`. It has no
-        calibration, because the calibration was made for other actions.
+        The model must have learned from branches collected with `actions="box"`. The model that is
+        returned is not calibrated, because the calibration was made for other actions.
         """
         return box_effects.with_actions(self, actions, names)
 
     def centering_gap(self, observations: ArrayLike) -> float:
-        """How well the points that stand for the box represent it, as a share of the effects.
+        """How much effects depend on the points that stand for the box, as a share of their size.
 
         A second, independent set of points is used as the reference instead; the root mean square
         change of the effects is divided by that of the effects of the candidate actions. It is 0
@@ -395,7 +395,7 @@ class EffectModel(Estimator):
     def answer(
         self, reward: Query | RewardFn, branches: Branches | str | Path | None = None
     ) -> RewardAnswer:
-        """The best answer to a reward, by the way that does best on held-out families.
+        """Evaluate a reward in the way that has the lowest error on held-out families.
 
         A reward that is linear in the features has an exact answer. Any other is projected onto
         the features, integrated over predicted futures, or, if branches are given, regressed on the
@@ -498,7 +498,7 @@ class EffectModel(Estimator):
     def event_effect(
         self, observations: ArrayLike, event_fn: EventFn, *, draws: int = FUTURES
     ) -> np.ndarray:
-        """How much likelier each action makes an event than the reference does, `[n, actions]`.
+        """How much more likely each action makes an event than the reference, `[n, actions]`.
 
         Args:
             observations: `[n, observations]`, or `[observations]` for one state.
@@ -525,7 +525,7 @@ class EffectModel(Estimator):
             observations: `[observations]` of one state.
             action: A name or an index.
             draws: Number of futures per action; by default those that `transition_` averages over,
-                so that the measure integrates the features to its effects.
+                so that integrating the features gives the effects that `transition_` predicts.
         """
         return futures.effect_measure(self, observations, action, draws)
 

@@ -13,7 +13,6 @@ import dataclasses
 import functools
 import os
 import platform
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
@@ -69,6 +68,7 @@ from cqm.quotient import Reference, as_reference, center, contrast
 from cqm.regression import one_thread
 from cqm.shift import KnownStates
 from cqm.verdicts import Verdict
+from cqm.warn import warn_user
 
 Network = TypeVar("Network", bound=eqx.Module)
 
@@ -423,7 +423,7 @@ class Estimator(Parameters, abc.ABC):
             shift=shift,
             effect_error=calibration.effect_error(confidence),
         )
-        self._warn_of_unlearned_features(queries, stacklevel=4)
+        self._warn_of_unlearned_features(queries)
         return verdicts
 
     def _certified(
@@ -469,7 +469,7 @@ class Estimator(Parameters, abc.ABC):
         low, high = leads - radius, leads + radius
         return (low, high) if states.ndim == 2 else (low[0], high[0])
 
-    def _warn_of_unlearned_features(self, query: QueryLike, *, stacklevel: int = 3) -> None:
+    def _warn_of_unlearned_features(self, query: QueryLike) -> None:
         """Name the features in the query that the model has not learned, by its calibration."""
         # The features of a world with a nuisance are mixtures, which have no error of their own.
         if self.calibration_ is None or self.world_.get("nuisance"):
@@ -480,10 +480,9 @@ class Estimator(Parameters, abc.ABC):
             names = ", ".join(
                 f"{self.feature_names[i]} (excess error {errors[i]:.2g})" for i in unlearned
             )
-            warnings.warn(
+            warn_user(
                 f"the query uses features that the model has learned poorly: {names}; an excess "
                 "error of 0 is perfect, 1 is no better than predicting no effect",
-                stacklevel=stacklevel,
             )
 
     def _calibrated(self) -> decisions.Calibration:

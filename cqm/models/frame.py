@@ -20,7 +20,7 @@ from cqm.models.preprocessing import REST_SCALE, Coordinates, complement, output
 from cqm.quotient import center
 from cqm.regression import FourierRidge, fourier_ridge, stretching
 
-FAMILIES = 20_000  # enough for means, covariances and the span of the effects
+SAMPLED = 20_000  # families, enough for means, covariances and the span of the effects
 _SPAN_FAMILIES = 5_000  # enough for the directions in which effects vary
 _STEP_FAMILIES = 2_000  # enough for the mean and spread of a step's features
 _ROUNDING = 1e-11  # effects below this share of the outcome are rounding errors
@@ -53,7 +53,7 @@ class Frame:
     """
 
     def __init__(self, branches: Branches, *, seed: int):
-        sample = branches[:FAMILIES]
+        sample = branches[:SAMPLED]
         self.branches, self.observations, self.seed = branches, sample.observations, seed
         self.complete = branches.has_menu and branches.num_arms == branches.num_actions
         self.centred_alone = self.complete or not branches.has_menu

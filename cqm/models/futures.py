@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -16,6 +15,7 @@ from cqm.models.controls import draw_later
 from cqm.models.predictors import UnrolledPredictor, check_draws
 from cqm.names import Action, action_indices, shortened
 from cqm.quotient import center
+from cqm.warn import warn_user
 
 if TYPE_CHECKING:
     from cqm.models.effect import EffectModel
@@ -128,11 +128,10 @@ def _warn_of_a_poor_transition(model: EffectModel) -> None:
     errors = {row.candidate: row.error for row in model.comparison_ if np.isfinite(row.error)}
     lowest = min(errors.values(), default=np.nan)
     if errors.get("unrolled", 0.0) > max(_POOR * lowest, _GOOD):
-        warnings.warn(
+        warn_user(
             f"on held-out families, the transition's error is {errors['unrolled']:.2g}, and "
             f"the lowest of all candidates is {lowest:.2g}; answers from its futures may "
             "mislead",
-            stacklevel=5,  # the line that called a method of the model
         )
 
 
@@ -169,8 +168,8 @@ def _sampled(
             words = [names[int(i)] if names else f"number {i}" for i in used or missing]
             raise ValueError(
                 f"the futures of the features {', '.join(words)} are not learned: no action moves "
-                "them, or only in directions that other features show better, and effects hardly "
-                "depend on them. A function that uses them cannot be integrated; make its value a "
+                "them, or other features show their changes better, and effects hardly depend on "
+                "them. A function that uses them cannot be integrated; make its value a "
                 "feature of the world"
             )
         yield futures

@@ -13,7 +13,6 @@ has mean zero in every state if the ratio is exact; regressed on the state, it e
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
@@ -46,6 +45,7 @@ from cqm.regression import (
     ridge,
     shrunk_covariance,
 )
+from cqm.warn import warn_user
 
 _WAVES = 64  # number of random Fourier features of the effects
 _TEMPERATURES = 2.0 ** np.linspace(-1, 6, 29)  # high ones give the classifier little weight
@@ -147,11 +147,10 @@ class HindsightModel(LogEstimator):
         states = as_observations(observations, self.observation_names, self.columns_)
         rewards = rewards_of(reward_fn, self._events)
         if self._kept < len(self.feature_names) and not self.corrected:
-            warnings.warn(
+            warn_user(
                 f"events are distinguished along {self._kept} of {len(self.feature_names)} "
                 "directions, those in which actions change the mean; effects on the spread along "
                 "the others are visible only with corrected=True or weighting=False",
-                stacklevel=2,
             )
         predictor = self._distil_fn(rewards[..., None])
         values = center(predictor(np.atleast_2d(states))[0], self.reference)[..., 0]

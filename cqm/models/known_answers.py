@@ -5,7 +5,6 @@ Rewards that are not projected are certified as if they were features.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -18,6 +17,7 @@ from cqm.calibration import Calibration
 from cqm.models.answers import RewardAnswer
 from cqm.models.rewards import rewards_of
 from cqm.queries import Query, QueryLike
+from cqm.warn import warn_user
 
 if TYPE_CHECKING:
     from cqm.models.effect import EffectModel
@@ -46,12 +46,12 @@ class KnownAnswers:
         return _remembered(self.errors, answer.query, lambda: steps.calibration(answer))
 
     def forget_errors(self) -> None:
-        """Measure errors anew, because other calibration states have come."""
+        """Forget the errors, because the calibration states have changed."""
         self.errors.clear()
 
 
 def _remembered(known: Known[Found], query: Query, find_fn: Callable[[], Found]) -> Found:
-    """What is known of a query; if it is new, the oldest one is forgotten."""
+    """The stored result for a query; if new, it is computed, and the oldest makes room for it."""
     reward_fn = query.reward_fn
     own = reward_fn if isinstance(reward_fn, Hashable) else id(reward_fn)
     key = own, query.weights.tobytes()
@@ -149,11 +149,10 @@ def certified(
         if answer is None:
             continue
         if model.calibration_steps_ is None:
-            warnings.warn(
+            warn_user(
                 f"the verdict is about the projection of {query.name!r} onto the features, "
                 f"which the model would answer differently ({answer.way}); calibrate it with "
                 "branches collected with per_step=True",
-                stacklevel=6,  # the line that called `certify`
             )
             continue
         answers[i] = answer, model._known.calibration(answer, model.calibration_steps_)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
@@ -16,6 +15,7 @@ from cqm.models.preprocessing import Coordinates, input_coordinates
 from cqm.models.propensities import estimated_propensities, taken_actions
 from cqm.models.subspace import Subspace, visible_subspace
 from cqm.regression import Table, fold_numbers, mean_by
+from cqm.warn import warn_user
 
 if TYPE_CHECKING:
     from cqm.models.averages import AverageEffects
@@ -149,10 +149,9 @@ class LogEstimator(Estimator):
             if not subspace.significant:
                 note = "no effect stood out from the noise; the least noisy direction was kept"
                 problem = f"{note}, and effects in the other {num_zero} are set to zero"
-            warnings.warn(
+            warn_user(
                 f"{problem}; collect more logs, or estimate all directions, including the noise, "
                 "with weighting=False",
-                stacklevel=2,
             )
             note += "; effects in all other directions are set to zero"
         self.notes_.append(note)

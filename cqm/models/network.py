@@ -1,8 +1,9 @@
-"""The paper's network: encoder, action embedding, low-rank code, shared linear decoder.
+"""The network of direct models: encoder, actions, low-rank code, shared linear decoder.
 
 Several architectures fit the paper's parameter counts. This one has an encoder of three layers, a
 16-dimensional action embedding, a head of three layers that ends in a code of the given rank, and a
-linear decoder with bias. A ReLU follows every layer of encoder and head except the last.
+linear decoder with bias. A ReLU follows every layer of encoder and head except the last. Where
+actions are control vectors instead, a gate connects state and control, and SiLUs replace the ReLUs.
 """
 
 from __future__ import annotations
@@ -89,6 +90,7 @@ class Network(eqx.Module):
         gated: bool = False,
         key: Array,
     ):
+        assert num_controls is not None or not gated  # files know a gate of controls only
         keys = iter(jax.random.split(key, 9 if gated else 8))
         self.encoder = make_layers((num_inputs, width, width, width), keys)
         table = jax.random.normal(next(keys), (num_actions, embedding))

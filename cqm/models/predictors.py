@@ -129,7 +129,7 @@ class FourierPredictor:
 
 @dataclass(frozen=True)
 class DirectPredictor:
-    """The paper's network, applied to the state."""
+    """A direct network, applied to the state."""
 
     inputs: Coordinates
     basis: np.ndarray  # [features, coordinates]

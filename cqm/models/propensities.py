@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
-
 import numpy as np
 
 from cqm.logs.dataset import Logs
 from cqm.models.log_bases import Cells, plausibilities, repeated_cells
 from cqm.models.logistic import cross_fitted_logistic, log_losses
 from cqm.regression import RandomFourierFeatures
+from cqm.warn import warn_user
 
 _WAVES = 64
 _TEMPERATURES = 2.0 ** np.linspace(-0.5, 2, 11)  # high ones move probabilities towards equal ones
@@ -58,11 +57,10 @@ def inverse_propensities(taken: np.ndarray, propensities: np.ndarray) -> np.ndar
     weights = taken / propensities
     most = max(_LEAST_TRIMMED, float(np.sqrt(len(taken))))
     if weights.max() > most:
-        warnings.warn(
+        warn_user(
             f"the largest inverse propensity is {weights.max():.0f}, and {(weights > most).sum()} "
             f"of {len(taken)} decisions have one above {most:.0f}, where weights are trimmed; "
             "actions that are so rarely taken make a doubly robust estimate noisy and biased",
-            stacklevel=2,
         )
         weights = np.minimum(weights, most)
     return weights / weights.mean(axis=0)

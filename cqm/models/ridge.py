@@ -20,7 +20,7 @@ from cqm.regression import (
     product_ridge,
 )
 
-FAMILIES = 50_000  # more hardly change a regression
+MOST_FAMILIES = 50_000  # more hardly change a regression
 _WAVES, _ROUNDS = 1_024, 1
 _PRODUCTS = 8_192  # inputs times monomials of the controls, and cosines times monomials
 _PRODUCT_ROUNDS = 5

@@ -16,7 +16,7 @@ from cqm.branches.dataset import Branches
 from cqm.models.behaviour import fit_behaviour
 from cqm.models.candidates import Trained
 from cqm.models.controls import draw_later, first_codes, later_codes
-from cqm.models.frame import FAMILIES
+from cqm.models.frame import SAMPLED
 from cqm.models.predictors import Levels, UnrolledPredictor, check_draws
 from cqm.models.training import Batch, InMemory, MemberLossFn, Stage
 from cqm.models.transition import (
@@ -103,7 +103,7 @@ class Unrolled(Trained):
     @functools.cached_property
     def _noise_units(self) -> tuple[np.ndarray, np.ndarray]:
         """Mean and standard deviation of the noise."""
-        sample = _flat_noise(self.task.families[:FAMILIES].noise)
+        sample = _flat_noise(self.task.families[:SAMPLED].noise)
         spread = sample.std(axis=(0, 1, 2))
         return sample.mean(axis=(0, 1, 2)), np.where(spread > 0, spread, 1.0)
 
@@ -142,7 +142,7 @@ class Unrolled(Trained):
 
     def _sampled_paths(self, num: int, *, purpose: int) -> np.ndarray:
         """A random sample of observed noise paths, `[num, horizon, noise]`."""
-        noise = self.standardised(self.task.families[:FAMILIES].noise)
+        noise = self.standardised(self.task.families[:SAMPLED].noise)
         paths = noise.reshape(-1, *noise.shape[2:])
         rng = np.random.default_rng([self.model.seed, purpose])
         return paths[rng.choice(len(paths), num, replace=len(paths) < num)]
@@ -214,7 +214,7 @@ class Unrolled(Trained):
             effect_parts.append(np.asarray(center(others) @ self._to_targets))
         both = [np.concatenate(parts) for parts in (noise_parts, effect_parts)]
         if not all(np.isfinite(values).all() for values in both):
-            raise ValueError("what it says about the labels is not finite")
+            raise ValueError("the noise that it explains in the labels is not finite")
         return Explanation(*(v.reshape(-1, recipe.draws, *v.shape[1:]).mean(axis=1) for v in both))
 
     def answers(self, network: Any, first: np.ndarray) -> np.ndarray:

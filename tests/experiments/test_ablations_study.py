@@ -205,7 +205,7 @@ def test_the_list_shows_every_ablation_with_its_times(capsys):
         (["ranks"], "unknown ablation 'ranks'; did you mean ['rank']? available: ['rank',"),
         (["rank", "--list"], "--list shows all ablations; leave out 'rank'"),
         (["rank", "--domains", "mars"], "no domains ['mars']; available: ['reacher-easy',"),
-        (["rank", "--seeds", "-1"], "seeds must be one or more numbers from 0; got [-1]"),
+        (["rank", "--seeds", "-1"], "seeds must be one or more integers from 0 up; got [-1]"),
     ],
 )
 def test_mistakes_are_explained(tmp_path, capsys, options, message):

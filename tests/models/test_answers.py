@@ -319,7 +319,12 @@ def test_calibration_without_steps_certifies_the_projection(fitted):
     query = cqm.Query.formula("-abs(speed)", world)
     settings = {**SETTINGS, "per_step": False}
     model.calibrate(cqm.collect(world, states=100, draws=16, seed=6, **settings))
-    with pytest.warns(UserWarning, match="about the projection of '-abs\\(speed\\)'"):
-        verdict = model.certify(test.observations[:5], query, shift="ignore")
+    states = test.observations[:5]
+    message = r"about the projection of '-abs\(speed\)'"
+    with pytest.warns(UserWarning, match=message) as caught:
+        verdict = model.certify(states, query, shift="ignore")
+    with pytest.warns(UserWarning, match=message) as caught_later:
+        model.effect_interval(states, query, action=0, baseline=1)
+    assert {warning.filename for warning in (*caught, *caught_later)} == {__file__}
     assert verdict.projected
     np.testing.assert_array_equal(verdict.action, model.act(test.observations[:5], query.weights))

@@ -7,9 +7,9 @@ import pytest
 from support.worlds import SeedWorld, clock_world, excess, pendulum_world, pushed_world
 
 import cqm
-from cqm.models.candidates import Task
+from cqm.models.candidates import TRAINING as TRAINING_DEFAULT, Task
 from cqm.models.choice import CANDIDATES
-from cqm.models.direct import Direct
+from cqm.models.direct import Direct, Distilled, Lessons
 from cqm.models.effect import EffectModel
 from cqm.models.frame import Frame
 from cqm.models.training import InMemory, Training
@@ -140,10 +140,27 @@ def test_a_policy_that_sees_what_the_features_lack_cannot_be_unrolled():
 
 def task_of(branches, learned=None, **settings):
     """A task, before any candidate is fitted."""
-    model = EffectModel(**TINY, **settings)
+    model = EffectModel(**{**TINY, **settings})
     learned = branches if learned is None else learned
     options = {"directory": None, "show_progress": False}
     return Task(model, learned, branches, Frame(learned, seed=0), "digest", options)
+
+
+def test_direct_networks_learn_longer_from_the_box_and_faster_with_a_gate():
+    menu = cqm.collect(pendulum_world(), states=20, seed=1, **RECIPE)
+    box = cqm.collect(pendulum_world(), states=20, seed=1, actions="box", arms=3, **RECIPE)
+    lessons = Lessons(np.zeros((20, 3, 3, 1)), np.zeros((20, 3, 3, 2)))
+    default = dataclasses.replace(TRAINING_DEFAULT, seed=0)
+    by_default = {"updates": None}
+    assert Direct(task_of(menu, **by_default)).settings == dataclasses.replace(
+        default, learning_rate=2e-3
+    )
+    assert Direct(task_of(menu, conditioning="whiten", **by_default)).settings == default
+    assert Direct(task_of(box, **by_default)).settings.updates == 2 * default.updates
+    assert Distilled(task_of(box, **by_default), lessons).settings.updates == 4 * default.updates
+    own = {"updates": None, "training": TRAINING}
+    for candidate in (Direct(task_of(box, **own)), Distilled(task_of(box, **own), lessons)):
+        assert candidate.settings.updates == TRAINING.updates
 
 
 @pytest.mark.parametrize("reference", [None, (0.8, 0.1, 0.1)])

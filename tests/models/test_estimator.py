@@ -418,8 +418,10 @@ def test_a_query_on_what_the_model_has_not_learned_names_it(branches, held_out):
     model.calibration_ = dataclasses.replace(model.calibration_, residuals=residuals)
     model.certify(states, speed)
     for ask in (model.advantage, model.rank, model.act, model.certify):
-        with pytest.warns(UserWarning, match=r"has learned poorly: angle \(excess error 1\); "):
+        message = r"has learned poorly: angle \(excess error 1\); "
+        with pytest.warns(UserWarning, match=message) as caught:
             ask(states, angle)
+        assert {warning.filename for warning in caught} == {__file__}
         with pytest.warns(UserWarning, match="angle"):
             ask(states, both)
     with pytest.warns(UserWarning, match="angle"):

@@ -55,7 +55,7 @@ def _subsets(names: Iterable[str]) -> list[frozenset[str]]:
 
 
 def attribution(rows: Iterable[Row], domain: str) -> dict[str, float]:
-    """Parts of the paper's model's error on one domain, by `PARTS`; empty if fits are missing.
+    """Parts of the error of the paper's model on one domain, by `PARTS`; empty if fits are missing.
 
     Args:
         rows: Rows of the ablation `data`.

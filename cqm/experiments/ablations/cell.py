@@ -36,7 +36,8 @@ MAPS: Mapping[str, tuple[FeatureMap, ...]] = {
     **{f"fourier-{num}": (RandomFourier(num),) for num in (16, 64, 256)},
 }
 """Features that are added to the native ones, by name."""
-_SINGLE_STEPS = ("cqm", "cqm-full-rank", "world", "direct", "cocoa")  # no other steps are stored
+# Methods that learn without the features of every step.
+_SINGLE_STEPS = ("cqm", "cqm-full-rank", "world", "direct", "cocoa")
 _MENU_SEED = 2  # of the directions in menus of a given size
 
 

@@ -22,7 +22,7 @@ from cqm.models.effect import EffectModel
 GRAPHS = ("full", "pairs", "star")
 """Which actions a family compares: all, two at random, or one of them with the first."""
 ARMS_OF_PROTOCOL = 5
-"""Branches of a family in the protocol, whose states times this is the cost of every training."""
+"""Branches per family in the protocol; a training set costs this times the protocol's states."""
 
 
 def rows(cell: Cell) -> Iterator[Row]:

@@ -109,7 +109,7 @@ def _nuisance() -> Ablation:
     return Ablation(
         "nuisance",
         "Dimension and amplitude of the nuisance",
-        "Does a larger or louder nuisance harm CQM-B as it harms absolute models?",
+        "Does a larger or louder nuisance harm CQM-B as much as models of outcomes?",
         ("nuisance", "amplitude"),
         (dimension, amplitude),
         {
@@ -163,7 +163,7 @@ def _coupling() -> Ablation:
     return Ablation(
         "coupling",
         "Coupling of the branches",
-        "What is it worth that branches share noise and later actions?",
+        "How much does it help that branches share noise and later actions?",
         ("noise", "later"),
         (variance, error),
         {
@@ -475,7 +475,7 @@ def _prototypes() -> Ablation:
     return Ablation(
         "prototypes",
         "Other draws of prototypes and rewards",
-        "Do the paper's unpublished draws explain differences to its tables?",
+        "Do the paper's unpublished draws explain differences from its tables?",
         ("prototypes",),
         (),  # its figure compares with the paper; see `views`
         {

@@ -130,7 +130,7 @@ class Grid:
             grid = replace(grid, domains=tuple(d for d in self.domains if d in domains))
         if seeds is not None:
             if not seeds or min(seeds) < 0:
-                raise ValueError(f"seeds must be one or more numbers from 0; got {list(seeds)}")
+                raise ValueError(f"seeds must be one or more integers from 0 up; got {list(seeds)}")
             grid = replace(grid, seeds=tuple(dict.fromkeys(seeds)))
         return grid
 

@@ -86,7 +86,7 @@ def curves(chart: Chart, rows: Sequence[Row]) -> dict[str, Curve]:
 
 
 def limits(chart: Chart, rows: Sequence[Row], domain: str) -> dict[str, Curve]:
-    """What is best achievable or predicted; a place that is not a number stands for all places."""
+    """The grey lines, best achievable or predicted; a NaN place stands for the whole axis."""
     own = [row for row in rows if row["domain"] == domain]
     found: dict[str, Curve] = {}
     for measure in chart.limits:

@@ -28,7 +28,7 @@ REWARDS: Mapping[str, str] = {
     "cheetah-run": "exp(-velocity_rootx**2)",
     "walker-walk": "(1 + torso_cos) / 2 * clip(velocity_rootx, 0, 1)",
 }
-"""A reward of every domain that is not linear in its features."""
+"""One reward per domain, not linear in the domain's features."""
 EXACT = "exact"
 """Name in the column of methods: the projected reward with the expected effects."""
 _BATCH = 64  # families whose steps are in memory at once

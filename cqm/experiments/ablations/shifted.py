@@ -51,7 +51,7 @@ def rows(cell: Cell) -> Iterator[Row]:
 
 
 def _fitted(cell: Cell, fit: Fit, training: Branches, world: World) -> Any:
-    """A function of the law that is asked and the test branches, which gives effects or None."""
+    """A function from a test law and its branches to predicted effects, or None if impossible."""
     if fit.method != UNROLLED:
         _, predictor = cell.fitted(fit, training, world)
         return lambda asked, test: predictor.vectors(test)
@@ -78,8 +78,8 @@ def under(
 
     Args:
         transition: The learned transition.
-        test: Branches under the law that is asked.
-        asked: Its name.
+        test: Branches under the law to test.
+        asked: The name of this law.
         rng: Draws the later actions.
     """
     continuation = test.recipe.continuation

@@ -134,8 +134,15 @@ def _nuisance(rows: Sequence[Row]) -> str:
         text = "The excess error of conditioned CQM-B with a nuisance of 512 dimensions is within "
         text += f"10% or 0.002 of that without a nuisance on {', '.join(flat)}."
     if others:
-        text += f" It is higher by more on {', '.join(others)}."
-    return text.strip()
+        where = ", ".join(others)
+        if flat:
+            text += f" On {where}, it rises by more."
+        else:
+            text = (
+                "With a nuisance of 512 dimensions, the excess error of conditioned CQM-B is more "
+            )
+            text += f"than 10% and 0.002 higher than without one on {where}."
+    return text
 
 
 def _coupling(rows: Sequence[Row]) -> str:
@@ -164,7 +171,7 @@ def _data(rows: Sequence[Row]) -> str:
         for domain, own in parts.items()
         if own
     ]
-    return f"The paper's model's effect NMSE is made of: {'; '.join(words)}." if words else ""
+    return f"The effect NMSE of the paper's model consists of: {'; '.join(words)}." if words else ""
 
 
 def _prototypes(rows: Sequence[Row]) -> str:
@@ -198,7 +205,7 @@ def _by_draw(rows: Sequence[Row], domain: str, method: str) -> list[float]:
 
 
 def attribution_picture(rows: Sequence[Row]) -> Picture | None:
-    """Stacked parts of the paper's model's error, one bar per domain."""
+    """Stacked parts of the error of the paper's model, one bar per domain."""
     found = {domain: attribution(rows, domain) for domain in _domains(rows)}
     found = {domain: parts for domain, parts in found.items() if parts}
     if not found:

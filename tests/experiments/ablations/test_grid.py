@@ -29,7 +29,7 @@ def test_a_grid_is_restricted_to_its_own_domains_and_to_any_seeds():
     assert SMALL.restricted() == SMALL
     with pytest.raises(ValueError, match=r"no domains \['walker-walk'\]; available: \['reacher"):
         SMALL.restricted(["walker-walk"])
-    with pytest.raises(ValueError, match=r"seeds must be one or more numbers from 0; got \[\]"):
+    with pytest.raises(ValueError, match=r"seeds must be one or more integers from 0 up; got \[\]"):
         SMALL.restricted(seeds=[])
 
 

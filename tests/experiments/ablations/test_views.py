@@ -37,7 +37,10 @@ def test_the_verdict_on_the_nuisance_follows_the_rule():
     )
     steep = [*nuisance(0, 0.100), *nuisance(512, 0.111)]
     said = views.verdict(results(nuisance=steep))
-    assert said == "It is higher by more on Reacher (0.1000 and 0.1110)."
+    assert said == (
+        "With a nuisance of 512 dimensions, the excess error of conditioned CQM-B is more than "
+        "10% and 0.002 higher than without one on Reacher (0.1000 and 0.1110)."
+    )
 
 
 def test_the_verdict_on_the_coupling_names_the_largest_gap():
