@@ -1,6 +1,7 @@
 """Speed and accuracy measured against named peers; `benchmarks/results` holds the results."""
 
 import csv
+import io
 import json
 import os
 import subprocess
@@ -9,15 +10,16 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+from cqm import storage
+
 
 def write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
     """Write rows that may lack some of the columns."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fields = list(dict.fromkeys(key for row in rows for key in row))
-    with open(path, "w", newline="") as file:
-        writer = csv.DictWriter(file, fields)
-        writer.writeheader()
-        writer.writerows(rows)
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, list(dict.fromkeys(key for row in rows for key in row)))
+    writer.writeheader()
+    writer.writerows(rows)
+    storage.write_pieces(path, [text.getvalue().encode()])
 
 
 def read_csv(path: Path) -> list[dict[str, str]]:

@@ -16,7 +16,7 @@ from tables import learning_runs
 from cqm.experiments.drawing import drawing
 from cqm.experiments.scores import domain_title
 
-VERSIONS = {"3895e39": ("before", "#8a8f98"), "today": ("today", "#0c7bc4")}
+COLOURS = {"before": "#8a8f98", "today": "#0c7bc4"}
 
 
 def learning():
@@ -26,19 +26,19 @@ def learning():
         figure.set_size_inches(7.2, 3.9)
         panels = figure.subplots(2, 2).flat
         for i, (axes, (world, runs)) in enumerate(zip(panels, found.items(), strict=True)):
-            for version, (label, colour) in VERSIONS.items():
+            for version, colour in COLOURS.items():
                 axes.plot(*zip(*runs[version], strict=True), "o-", color=colour, markersize=3.5)
                 if i == 0:
                     seconds, error = runs[version][-1]
                     axes.annotate(
-                        label,
+                        version,
                         (seconds, error),
                         xytext=(0, 7),
                         textcoords="offset points",
                         ha="center",
                         color=colour,
                     )
-            reached = runs["3895e39"][-1].error
+            reached = runs["before"][-1].error
             axes.axhline(reached, color="#8a8f98", linewidth=0.8, linestyle=":")
             axes.set(xscale="log", yscale="log", title=domain_title(world))
             if i % 2 == 0:

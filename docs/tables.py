@@ -95,7 +95,7 @@ def learning():
     header += ["error of today's default", "its seconds"]
     lines = []
     for world, runs in learning_runs().items():
-        default = runs["3895e39"][-1]
+        default = runs["before"][-1]
         today = runs["today"]
         first = next((run for run in today if run.error <= default.error), None)
         reached = ["never", ""]
@@ -114,11 +114,12 @@ class Run(NamedTuple):
 
 
 def learning_runs():
-    """The fits of both versions by world and version, those with few updates first."""
+    """The fits of today's and the earlier version by world, those with few updates first."""
     found = {}
     for row in sorted(rows("learning.csv"), key=lambda row: int(row["updates"])):
         run = Run(float(row["seconds"]), float(row["excess_error"]))
-        found.setdefault(row["world"], {}).setdefault(row["version"], []).append(run)
+        version = "today" if row["version"] == "today" else "before"
+        found.setdefault(row["world"], {}).setdefault(version, []).append(run)
     return found
 
 

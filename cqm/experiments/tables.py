@@ -52,7 +52,8 @@ _CONDITIONING = (
     "Raw input: observations as they are, as in the paper. Effect: the span of the training "
     "effects and the rest of the observation are whitened separately, and the rest is scaled to a "
     "tenth; the output of CQM-B is restricted to that span too. Whiten: the whole observation is "
-    "whitened. "
+    "whitened. Learned: as effect, but the rest is scaled by how much effects depend on it, by a "
+    "regression; actions are control vectors. "
     "Differences are means over the seeds that both inputs have."
 )
 _RANK = ("cqm", "cqm-full-rank", "cqm+effect", "cqm-full-rank+effect")

@@ -323,6 +323,7 @@ def test_every_method_predicts_what_version_0_1_did(smoke, name):
     if method.predicts_vectors:
         found[f"{name}/outcomes"] = predictor.vectors(test)[:num]
     for key, values in found.items():
-        # Not bit for bit, because another processor or thread count rounds differently.
+        # Not bit for bit, because another processor or thread count rounds differently, and
+        # training amplifies that: two processors differed by 4e-5 of the scale.
         scale = np.abs(expected[key]).max()
-        np.testing.assert_allclose(values, expected[key], rtol=1e-5, atol=1e-5 * scale)
+        np.testing.assert_allclose(values, expected[key], rtol=1e-4, atol=1e-4 * scale)

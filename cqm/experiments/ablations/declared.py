@@ -81,12 +81,12 @@ def _nuisance() -> Ablation:
             *(Setting(nuisance=64, amplitude=amplitude) for amplitude in amplitudes),
         ]
 
-    methods = (_OWN, "cqm", "world", "sf")
+    methods = ("cqm+learned", _OWN, "cqm", "world", "sf")
 
     def points(sizes: Iterable[int], amplitudes: Iterable[float]) -> tuple[Point, ...]:
         # All steps of all branches, which `sf` needs, would take gigabytes of memory above 256.
         return tuple(
-            Point(setting, _fits(*(methods if (setting.nuisance or 0) <= 256 else methods[:3])))
+            Point(setting, _fits(*(methods if (setting.nuisance or 0) <= 256 else methods[:4])))
             for setting in settings(sizes, amplitudes)
         )
 

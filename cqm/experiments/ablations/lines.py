@@ -27,7 +27,12 @@ TITLES = {
     "predicted": "predicted",
 }
 """Titles of lines that are not methods of the benchmark."""
-_STYLES = {"effect": "-", "whiten": "-.", "": "--"}  # by conditioning, if a chart has several
+_STYLES = {
+    "effect": "-",
+    "learned": ":",
+    "whiten": "-.",
+    "": "--",
+}  # by conditioning, if a chart has several
 _COLOURS = [method.colour for method in METHODS.values() if method.colour]
 _READING = (
     "Bands are 1.96 standard errors over seeds; without bands there is one seed. Excess error: 0 "

@@ -7,7 +7,16 @@ from cqm.models.preprocessing import Conditioning
 
 _ALL = (
     # Okabe and Ito's colours, which colour-blind readers can tell apart; the two lightest darkened.
-    Method("cqm", "CQM-B", ".quotient_model:QuotientModel", "effects", "paper", "#0c7bc4", "-"),
+    Method(
+        "cqm",
+        "CQM-B",
+        ".quotient_model:QuotientModel",
+        "effects",
+        "paper",
+        "#0c7bc4",
+        "-",
+        conditionings=("effect", "whiten", "learned"),
+    ),
     Method("world", "World", ".world_model:WorldModel", "outcomes", "paper", "#d55e00", "--"),
     Method(
         "sf", "SF", ".successor_features:SuccessorFeatures", "outcomes", "paper", "#c68a00", "-."
@@ -17,16 +26,16 @@ _ALL = (
     ),
     Method("task-td", "Task-TD", ".task_td:TaskTD", "scores", "paper", "#45a5dd", "--"),
     Method("cocoa", "COCOA", ".cocoa:Cocoa", "scores", "paper", "#c76fa1"),
-    Method("oracle", "Oracle", ".oracle:Oracle", "effects", "limit", conditionable=False),
-    Method("zero", "Zero effect", ".zero:ZeroEffect", "effects", "limit", conditionable=False),
-    Method("random", "Random", ".chance:RandomChoice", "scores", "limit", conditionable=False),
+    Method("oracle", "Oracle", ".oracle:Oracle", "effects", "limit", conditionings=()),
+    Method("zero", "Zero effect", ".zero:ZeroEffect", "effects", "limit", conditionings=()),
+    Method("random", "Random", ".chance:RandomChoice", "scores", "limit", conditionings=()),
     Method(
         "default",
         "Default model",
         ".quotient_model:DefaultModel",
         "effects",
         colour="#7a5fd0",
-        conditionable=False,
+        conditionings=(),
     ),
     Method(
         "world-ensemble",
@@ -35,7 +44,13 @@ _ALL = (
         "outcomes",
         colour="#a8552a",
     ),
-    Method("cqm-full-rank", "CQM-B, full rank", ".quotient_model:FullRankModel", "effects"),
+    Method(
+        "cqm-full-rank",
+        "CQM-B, full rank",
+        ".quotient_model:FullRankModel",
+        "effects",
+        conditionings=("effect", "whiten", "learned"),
+    ),
     Method("one-step-fb", "One-step FB", ".one_step_fb:OneStepFB", "outcomes"),
     Method("dae", "Direct advantage", ".direct_advantage:DirectAdvantage", "effects"),
     Method("latent-world", "Latent world", ".latent_world:LatentWorld", "outcomes"),
@@ -55,7 +70,7 @@ RIVALS = (
     "recurrent-world",
 )
 """The nearest published methods that the paper leaves out, and closed forms; the fastest first."""
-CONDITIONINGS = ("effect", "whiten")
+CONDITIONINGS = tuple(dict.fromkeys(kind for method in _ALL for kind in method.conditionings))
 """Conditionings of the input, appended to a method's name as in `world+effect`."""
 
 
@@ -68,11 +83,13 @@ def method_of(name: str) -> tuple[Method, Conditioning]:
     """
     base, plus, conditioning = name.partition("+")
     method = METHODS.get(base)
-    if method is None or (plus and not (method.conditionable and conditioning in CONDITIONINGS)):
-        conditionable = [known.name for known in METHODS.values() if known.conditionable]
+    if method is None or (plus and conditioning not in method.conditionings):
+        suffixes = (
+            f"+{kind} after {sorted(m.name for m in _ALL if kind in m.conditionings)}"
+            for kind in CONDITIONINGS
+        )
         raise ValueError(
-            f"unknown method {name!r}; available: {sorted(METHODS)}, and {sorted(conditionable)} "
-            f"followed by {' or '.join(f'+{kind}' for kind in CONDITIONINGS)}"
+            f"unknown method {name!r}; available: {sorted(METHODS)}, with {', '.join(suffixes)}"
         )
     return method, cast(Conditioning, conditioning or "none")
 

@@ -40,8 +40,8 @@ class Method:
     """Colour in figures; None for the colour of the text."""
     style: str = ":"
     """Line style in figures, so that methods can be told apart without colours."""
-    conditionable: bool = True
-    """Whether `+effect` or `+whiten` may be appended to the name to condition its input."""
+    conditionings: tuple[Conditioning, ...] = ("effect", "whiten")
+    """What may be appended to the name after a `+`, to condition the input."""
 
     @property
     def in_paper(self) -> bool:
