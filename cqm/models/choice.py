@@ -50,7 +50,7 @@ _FEWEST_PIECES = 16  # a set is shuffled in at least so many pieces before some 
 _COMPARED = 1_000  # held-out families that candidates are compared on
 _WORTH_CLEANING = 0.9  # labels are cleaned if at most this share of their noise is left
 _TOLERANCE = 0.001  # by how much the error may be higher, in own units, if that avoids unrolling
-_TOLERATED_SHARE = 0.01  # or by this share of the error, whichever is larger
+_TOLERATED_SHARE = 0.01  # or by this share of what the candidates gain, whichever is larger
 _LESSONS = 3  # sets of other controls per family whose effects are distilled
 _SECONDS_PER_TRAINING = 2.5  # of a whole training run, relative to its cycles alone
 _CHECKED = 32  # states for which a refitted candidate's predictions are checked
@@ -252,7 +252,8 @@ class Choice:
         """The best combination; one without unrolling, which is slow, if it is good enough.
 
         It is good enough if its error, plus one standard error of the difference, is hardly higher
-        than that of the best single candidate.
+        than that of the best single candidate, relative to the gain over the worst. The errors
+        themselves would be no measure, because noise in the outcomes raises all of them.
         """
         fast = [a for a in self._fitted if not isinstance(a.candidate, Unrolled)]
         if not fast or not self.teacher.is_slow:
@@ -260,7 +261,8 @@ class Choice:
         second = self._combined(fast)
         single = Combination((min(self._fitted, key=lambda attempt: attempt.score),))
         loss = second.errors - single.errors
-        tolerated = max(_TOLERANCE, _TOLERATED_SHARE * single.errors.mean())
+        gain = max(attempt.score for attempt in self._fitted) - single.errors.mean()
+        tolerated = max(_TOLERANCE, _TOLERATED_SHARE * gain)
         good_enough = loss.mean() + standard_error(loss) <= tolerated
         return second if good_enough else self.teacher
 

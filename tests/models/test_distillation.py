@@ -6,7 +6,7 @@ from support.worlds import excess, pushed_world
 
 import cqm
 from cqm.models import choice, predictors
-from cqm.models.closed_form import RidgeRegression
+from cqm.models.closed_form import Constant, RidgeRegression
 from cqm.models.direct import Direct, Distilled
 from cqm.models.effect import EffectModel
 from cqm.models.predictors import DirectPredictor, UnrolledPredictor
@@ -246,29 +246,32 @@ def test_a_distillation_that_fails_leaves_unrolling(noisy, no_direct, monkeypatc
 
 
 @pytest.mark.parametrize(
-    ("error", "excess", "spread", "method"),
+    ("worst", "excess", "spread", "method"),
     [
-        (1.0, 0.009, 0.0, "distilled"),  # a percent
-        (1.0, 0.011, 0.0, "unrolled"),
-        (0.01, 0.0009, 0.0, "distilled"),  # more than a percent, but tiny
-        (0.01, 0.0011, 0.0, "unrolled"),
-        (1.0, 0.001, 0.08, "distilled"),  # the mean of 100 is 0.001 ± 0.008
-        (1.0, 0.001, 0.1, "unrolled"),  # 0.001 ± 0.01
-        (1.0, -0.1, 0.0, "distilled"),
+        (2.0, 0.009, 0.0, "distilled"),  # a percent of what unrolling gains
+        (2.0, 0.011, 0.0, "unrolled"),
+        (1.1, 0.009, 0.0, "unrolled"),  # much, where most of every error is noise
+        (1.01, 0.0009, 0.0, "distilled"),  # more than a percent, but tiny
+        (1.01, 0.0011, 0.0, "unrolled"),
+        (2.0, 0.001, 0.08, "distilled"),  # the mean of 100 is 0.001 ± 0.008
+        (2.0, 0.001, 0.1, "unrolled"),  # 0.001 ± 0.01
+        (2.0, -0.1, 0.0, "distilled"),
     ],
 )
 def test_answers_without_unrolling_must_be_about_as_good(
-    error, excess, spread, method, monkeypatch
+    worst, excess, spread, method, monkeypatch
 ):
-    """They may be worse by a percent or by 0.001, a standard error included."""
-    signs = np.tile([-1.0, 1.0], 50)
-    errors = {Unrolled: np.full(100, error), Distilled: error + excess + spread * signs}
+    """They may be worse by a percent of the gain or by 0.001, a standard error included."""
+    spreads = spread * np.tile([-1.0, 1.0], 50)
+    errors = {Constant: np.full(100, worst), Unrolled: np.ones(100)}
+    errors[Distilled] = 1 + excess + spreads
     chooser = object.__new__(choice.Choice)
     chooser.attempts = [
         choice.Attempt(object.__new__(kind), kind.name, predictor=object(), errors=own)
         for kind, own in errors.items()
     ]
-    chooser.teacher = choice.Combination((chooser.attempts[0],))
-    monkeypatch.setattr(choice.Choice, "_combined", lambda self, fast: choice.Combination((*fast,)))
+    chooser.teacher = choice.Combination((chooser.attempts[1],))
+    best = lambda self, fast: choice.Combination((fast[-1],))
+    monkeypatch.setattr(choice.Choice, "_combined", best)
     [taken] = chooser._fast_enough().attempts
     assert taken.name == method
