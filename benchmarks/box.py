@@ -99,7 +99,7 @@ def main(settings: Settings) -> None:
                 menus = [each for each in menus if not same <= each.items()]
                 menus += [{**dict(same), **each} for each in losses]
                 write_csv(menus_out, menus)
-            scores.append({"world": name} | row | key)
+            scores.append(key | row)
             write_csv(settings.out, scores)
 
 
