@@ -14,6 +14,7 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("MUJOCO_GL", "disable")
 
@@ -37,8 +38,9 @@ class Settings:
     """Names of domains."""
     nuisance: int = 64
     """Dimension of the nuisance."""
-    updates: tuple[int, ...] = (500, 1_000, 2_000, 4_000, 8_000, 16_000)
-    """Numbers of updates of today's networks; the last is the default."""
+    updates: tuple[int, ...] = (0, 500, 1_000, 2_000, 4_000, 8_000, 16_000)
+    """Numbers of updates of today's networks; 0 is ridge regression alone, and the last is the
+    default."""
     earlier_updates: tuple[int, ...] = (1_000, 2_000, 4_000, 8_000)
     """Numbers of updates of the earlier version's networks; the last is its default."""
     models: Path = Path("runs/rewards")
@@ -66,8 +68,11 @@ def main(settings: Settings) -> None:
                 key = {"world": name, "version": label, "updates": str(updates), **used}
                 if any(key.items() <= row.items() for row in rows):
                     continue
+                chosen: dict[str, Any] = (
+                    {"updates": updates} if updates else {"candidates": "ridge"}
+                )
                 record, predicted = fitted(
-                    python, branches, test.observations, seed=shared.seed, updates=updates
+                    python, branches, test.observations, seed=shared.seed, **chosen
                 )
                 error = metrics.excess_error(center(predicted), effects)
                 row = key | {

@@ -10,6 +10,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from matplotlib.ticker import LogLocator
 from readme import PICTURES, THEMES
 from tables import learning_runs
 
@@ -28,19 +29,24 @@ def learning():
         for i, (axes, (world, runs)) in enumerate(zip(panels, found.items(), strict=True)):
             for version, colour in COLOURS.items():
                 axes.plot(*zip(*runs[version], strict=True), "o-", color=colour, markersize=3.5)
-                if i == 0:
-                    seconds, error = runs[version][-1]
+                if i == 1:
+                    seconds, error = runs[version][0]
                     axes.annotate(
                         version,
                         (seconds, error),
-                        xytext=(0, 7),
+                        xytext=(0, 7) if version == "today" else (8, 0),
                         textcoords="offset points",
-                        ha="center",
+                        ha="left",
                         color=colour,
                     )
             reached = runs["before"][-1].error
             axes.axhline(reached, color="#8a8f98", linewidth=0.8, linestyle=":")
-            axes.set(xscale="log", yscale="log", title=domain_title(world))
+            axes.set(xscale="log", yscale="log", title=domain_title(world), xlim=(12, 360))
+            axes.set_xticks([20, 50, 100, 200], ["20", "50", "100", "200"])
+            axes.minorticks_off()
+            if axes.get_ylim()[1] < 20 * axes.get_ylim()[0]:  # powers of ten would be too few
+                axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+                axes.yaxis.set_major_formatter("{x:g}")
             if i % 2 == 0:
                 axes.set_ylabel("excess error")
             if i >= 2:
