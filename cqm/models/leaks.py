@@ -22,6 +22,7 @@ _LITTLE_EFFECT = 0.2  # share of an effect that is left given an observation tha
 _CLEAR, _VERY_CLEAR, _NOT_CLEAR = 1e-4, 1e-6, 0.01  # p-values
 _SOME = 0.05  # squared correlation below which nothing is said about an observation
 _BINS = 20
+_NO_GAP = 20.0  # median distances between outcomes; longer ones are a gap
 
 
 @dataclass(frozen=True)
@@ -239,6 +240,6 @@ def mirrors(outcome: np.ndarray, actions: np.ndarray) -> str:
         return "is a function of the action alone"
     steps = np.diff(values)
     usual = float(np.median(steps))
-    if len(changes) == len(names) - 1 and 0 < steps[changes].max() < 5 * usual:
+    if len(changes) == len(names) - 1 and 0 < steps[changes].max() < _NO_GAP * usual:
         return "decides the action: each action has its own range of outcomes, without gaps"
     return ""

@@ -54,7 +54,8 @@ if TYPE_CHECKING:
 Verdict = Literal["pass", "FAIL", "measured", "skipped"]
 CHANCE = 0.01  # probability that sound logs fail any test with a p-value
 _NUM_TESTS = 5  # refuters with a p-value
-_MOVED = 1.0  # standard errors by which a random observation may move effects
+_MOVED = 2.0  # standard errors by which a random observation may move effects
+_NEGLIGIBLE = 0.02  # standard deviations of an outcome below which no difference is counted
 _UNTOLD = 0.1  # share of the action's variance that observations must leave open
 _FEWEST = 200  # independent decisions or groups
 _FOLDS = 5
@@ -173,29 +174,19 @@ class _Case:
         return taken_actions(self.logs)
 
     @cached_property
-    def _folds(self) -> np.ndarray:
-        return fold_numbers(len(self.logs), _FOLDS, self.logs.groups)
-
-    @cached_property
-    def _seen(self) -> np.ndarray:
-        """The observations, whitened, `[n, inputs]`."""
-        return input_coordinates("whiten", self.logs.observations, None)(self.logs.observations)
-
-    @cached_property
     def propensities(self) -> np.ndarray:
         """Known or estimated propensities, `[n, actions]`."""
-        if self.logs.propensities is not None:
-            return self.logs.propensities
-        return estimated_propensities(self.logs, self._seen, self._folds, self.model.seed)
+        return self.propensities_of(self.logs)
 
     @cached_property
     def explained(self) -> np.ndarray:
         """What the state explains of all outcomes, cross-fitted, `[n, outcomes]`."""
         logs, rng = self.logs, np.random.default_rng(self.model.seed)
-        waves = [RandomFourierFeatures.draw(self._seen, _WAVES, rng)]
-        bases = bases_of(self._seen, waves, repeated_cells(logs.observations))
-        later = later_regressors(logs, self._seen)
-        return regress(on_state(bases, later), logs.outcomes, self._folds, logs.groups).predictions
+        seen, folds = _whitened(logs), fold_numbers(len(logs), _FOLDS, logs.groups)
+        waves = [RandomFourierFeatures.draw(seen, _WAVES, rng)]
+        bases = bases_of(seen, waves, repeated_cells(logs.observations))
+        candidates = on_state(bases, later_regressors(logs, seen))
+        return regress(candidates, logs.outcomes, folds, logs.groups).predictions
 
     @cached_property
     def skipped_copies(self) -> np.ndarray:
@@ -217,15 +208,25 @@ class _Case:
         names = tuple(f"next {name}" for name in self.logs.feature_names)
         return replace(self.logs, feature_names=names)
 
+    def propensities_of(self, logs: Logs) -> np.ndarray:
+        """Known or estimated propensities of other logs, `[n, actions]`."""
+        if logs.propensities is not None:
+            return logs.propensities
+        folds = fold_numbers(len(logs), _FOLDS, logs.groups)
+        return estimated_propensities(logs, _whitened(logs), folds, self.model.seed)
+
     def contrasts(self, logs: Logs) -> tuple[np.ndarray, np.ndarray]:
         """Average contrasts of all pairs of actions and their standard errors.
 
         Pairs without overlap are left out. The model's own regressions are fitted again, in two
-        folds and with a single set of random Fourier features, which averages hardly notice.
+        folds and with a single set of random Fourier features, which averages hardly notice. No
+        standard error is smaller than a difference that would not matter, because outcomes without
+        noise have next to none.
         """
         params = self.model.get_params() | {"folds": 2, "members": 1}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # fitting the model has given the same warnings
+            logs = replace(logs, propensities=self.propensities_of(logs))  # once for all folds
             found = average_effects(type(self.model)(**params), logs)
         num = logs.num_actions
         rows = [
@@ -237,7 +238,8 @@ class _Case:
             raise ValueError("no two actions overlap")
         pairs = np.stack(rows)
         variances = np.einsum("ij,jk,ik->i", pairs, found.covariances[0], pairs)
-        return pairs @ found.means[0].ravel(), np.sqrt(np.maximum(variances, 0))
+        least = _NEGLIGIBLE * np.tile(self.outcomes.std(axis=0), len(rows) // len(self.names))
+        return pairs @ found.means[0].ravel(), np.maximum(np.sqrt(np.maximum(variances, 0)), least)
 
 
 @dataclass(frozen=True)
@@ -264,9 +266,9 @@ def _placebo(case: _Case, rng: np.random.Generator) -> _Finding:
         *case.contrasts(logs),
         "no effect",
         "an effect",
-        "actions that do nothing seem to have effects: the estimates are noisier than their "
-        "standard errors say. Look for rows that are not independent (pass groups) and for "
-        "outcomes with rare, enormous values.",
+        "actions that do nothing seem to have effects, so the estimates are noisier than their "
+        "standard errors say. Look for outcomes with rare, enormous values and for actions that "
+        "are hardly ever taken.",
     )
 
 
@@ -278,7 +280,7 @@ def _dummy(case: _Case, rng: np.random.Generator) -> _Finding:
     residuals = logs.outcomes - case.explained
     features = np.zeros(logs.features.shape)
     features[:, 0] = case.explained + residuals[rng.permutation(len(logs))]
-    logs = replace(case.detached(), features=features)
+    logs = replace(case.detached(), features=features, propensities=case.propensities)
     return _tested(
         *case.contrasts(logs),
         "no effect",
@@ -303,7 +305,7 @@ def _random_cause(case: _Case, rng: np.random.Generator) -> _Finding:
         observation_names=(*logs.observation_names, "a random cause"),
         columns=(),
     )
-    before, errors = case.contrasts(logs)
+    before, errors = case.contrasts(replace(logs, propensities=case.propensities))
     after, _ = case.contrasts(more)
     if len(before) != len(after):
         return _skipped("overlap changes")
@@ -321,7 +323,7 @@ def _random_cause(case: _Case, rng: np.random.Generator) -> _Finding:
 
 def _halves(case: _Case, rng: np.random.Generator) -> _Finding:
     """Two random halves must agree."""
-    logs = case.logs
+    logs = case.logs.with_propensities(case.propensities)
     inside = fold_numbers(len(logs), 2, logs.groups, seed=int(rng.integers(2**31))) == 0
     one, error = case.contrasts(logs[inside])
     other, its_error = case.contrasts(logs[~inside])
@@ -332,8 +334,8 @@ def _halves(case: _Case, rng: np.random.Generator) -> _Finding:
         np.hypot(error, its_error),
         "the halves agree",
         "the halves differ",
-        "two random halves of the decisions give different effects, so the intervals are too "
-        "short. Look for rows that are not independent (pass groups) and for rare actions.",
+        "two random halves of the decisions give different effects, so intervals are too short. "
+        "Look for outcomes with rare, enormous values and for actions that are hardly ever taken.",
     )
 
 
@@ -525,6 +527,11 @@ def refute(
             )
             advance(1)
     return Refutations(tuple(rows), model.title.lower(), len(logs))
+
+
+def _whitened(logs: Logs) -> np.ndarray:
+    """The observations in coordinates of unit scale, `[n, inputs]`."""
+    return input_coordinates("whiten", logs.observations, None)(logs.observations)
 
 
 def _tested(

@@ -23,6 +23,7 @@ count most.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from statistics import NormalDist
 
@@ -56,7 +57,7 @@ def robustness_value(strength: float) -> float:
     0.0
     """
     square = float(strength) ** 2
-    return (np.sqrt(square**2 + 4 * square) - square) / 2
+    return (math.sqrt(square**2 + 4 * square) - square) / 2
 
 
 def robustness(
@@ -93,8 +94,8 @@ def robustness(
         pair = np.zeros(num_actions)
         pair[[best, rival]] = 1, -1
         lead = float(effects @ pair)
-        unit = float(np.sqrt((errors @ errors) * (pair @ spread @ pair))) or 1e-300
-        least = max(0.0, lead - multiplier * float(np.sqrt(pair @ covariance @ pair)))
+        unit = math.sqrt((errors @ errors) * (pair @ spread @ pair)) or 1e-300
+        least = max(0.0, lead - multiplier * math.sqrt(pair @ covariance @ pair))
         values = (robustness_value(least / unit), robustness_value(lead / unit))
         found.append(Robustness(best, rival, *values))
     return min(found, key=lambda each: (each.value, each.without_noise))
