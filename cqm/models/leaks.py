@@ -34,9 +34,7 @@ class Copy:
     share: float  # of the outcome's variance that the observation explains
 
 
-def imbalances(
-    observations: np.ndarray, taken: np.ndarray, propensities: np.ndarray
-) -> np.ndarray:
+def imbalances(observations: np.ndarray, taken: np.ndarray, propensities: np.ndarray) -> np.ndarray:
     """p-values of the hypothesis that an observation tells no more of the action than propensities.
 
     Each observation is tested by itself and by what the others do not explain of it; the smaller

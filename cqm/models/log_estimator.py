@@ -174,6 +174,12 @@ class LogEstimator(Estimator):
                 )
         if changes := storage.differences(self.world_, logs.world):
             raise ValueError(f"the logs come from another world than the model's:\n{changes}")
+        for name in ("horizon", "discount", "continuation"):
+            before, now = getattr(self.recipe_, name), getattr(logs.recipe, name)
+            if before != now:
+                raise ValueError(
+                    f"the logs have {name} {now}; the model was fitted with {name} {before}"
+                )
 
     def _check_params(self) -> None:
         self._check_common()

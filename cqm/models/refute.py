@@ -517,14 +517,14 @@ def refute(
     with progress("Refuting", len(names), unit="refuters", show=show_progress) as advance:
         for name in dict.fromkeys(names):
             done, refuter = REFUTERS[name]
-            rng = np.random.default_rng([seed, list(REFUTERS).index(name)])
+            # Seeds that end in zeros give the numbers of the seed without them, which may have
+            # made the logs.
+            rng = np.random.default_rng([seed, 1 + list(REFUTERS).index(name)])
             try:
                 found = refuter(case, rng)
             except ValueError as error:  # an action is missing in a part of the logs, for instance
                 found = _skipped(str(error))
-            rows.append(
-                Refutation(name, done, found.value, found.found, found.verdict, found.note)
-            )
+            rows.append(Refutation(name, done, found.value, found.found, found.verdict, found.note))
             advance(1)
     return Refutations(tuple(rows), model.title.lower(), len(logs))
 

@@ -174,7 +174,7 @@ def test_seeds_decide_and_refuters_do_not_disturb_each_other():
 
 
 def test_hindsight_and_tables_are_refuted_as_well():
-    logs = SOUND["repeated states"](np.random.default_rng(0), 1_500)
+    logs = SOUND["repeated states"](np.random.default_rng(0), 3_000)
     for model in (cqm.HindsightModel(method="tabular"), cqm.ResidualModel(method="tabular")):
         found = model.refute(logs)
         assert found.passed
@@ -230,12 +230,13 @@ def test_mistakes_are_explained(change, options, message):
 def test_logs_of_another_world_are_refused():
     logs = linear(np.random.default_rng(0), 300)
     model = cqm.ResidualModel(members=1).fit(logs)
-    other = logs_of(logs.observations, logs.first_actions, logs.outcomes[:, 0], world={"name": "x"})
+    data = (logs.observations, logs.first_actions, logs.outcomes[:, 0])
     with pytest.raises(ValueError, match="another world"):
-        model.refute(other)
-    other = logs_of(logs.observations[:, :2], logs.first_actions, logs.outcomes[:, 0])
+        model.refute(logs_of(*data, world={"name": "plant", "kind": "logs"}))
     with pytest.raises(ValueError, match="the observations of the logs are obs_0, obs_1; those"):
-        model.refute(other)
+        model.refute(logs_of(data[0][:, :2], *data[1:]))
+    with pytest.raises(ValueError, match=r"discount 0\.5; the model was fitted with discount 1\.0"):
+        model.refute(cqm.Logs.from_arrays(*data[:2], logs.features, discount=0.5))
     with pytest.raises(ValueError, match="logs must be Logs"):
         refute(model, logs.observations)
 

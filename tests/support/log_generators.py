@@ -130,9 +130,7 @@ SOUND = {
     "a harmful action": lambda rng, num: linear(rng, num, effect=-1.0),
     "three actions": lambda rng, num: linear(rng, num, actions=3),
     "strong confounding": lambda rng, num: linear(rng, num, strength=2.0),
-    "heavy tails": lambda rng, num: linear(
-        rng, num, known=True, noise=rng.standard_t(3, size=num)
-    ),
+    "heavy tails": lambda rng, num: linear(rng, num, known=True, noise=rng.standard_t(3, size=num)),
     "bent": bent,
     "binary outcome": binary,
     "four unequal actions": unequal,
