@@ -102,7 +102,7 @@ def noisy_copies(
     action = list(range(size, size + acted.shape[1]))
     found = []
     for own in range(size):
-        rest = [i for i in range(size) if i != own]
+        rest = [i for i in range(size) if i != own and joint.values[own, i] ** 2 < EXACT]
         for outcome in range(outcomes.shape[1]):
             target = action[-1] + 1 + outcome
             alike = joint.values[own, target] ** 2
@@ -219,25 +219,33 @@ def repeated_rows(
     return copies, float(binom.sf(same - 1, again, agreement)) if same else 1.0
 
 
-def mirrors(outcome: np.ndarray, actions: np.ndarray) -> str:
-    """How an outcome mirrors the action, in words; empty if it does not.
+def is_of_action_alone(outcome: np.ndarray, actions: np.ndarray) -> bool:
+    """Whether all decisions with the same action have the same outcome.
+
+    Args:
+        outcome: `[n]`.
+        actions: The actions taken, `[n]`.
+
+    >>> is_of_action_alone(np.array([2.0, 5.0, 2.0]), np.array([0, 1, 0]))
+    True
+    """
+    within = max(float(np.ptp(outcome[actions == name])) for name in np.unique(actions))
+    return 1e9 * within <= float(np.ptp(outcome)) and bool(np.ptp(outcome))
+
+
+def decides_action(outcome: np.ndarray, actions: np.ndarray) -> bool:
+    """Whether each action has a range of outcomes of its own, next to those of other actions.
+
+    This happens if the action follows from the outcome. A strong effect may also separate the
+    outcomes of different actions, but leaves gaps between them.
 
     Args:
         outcome: `[n]`.
         actions: The actions taken, `[n]`.
     """
     order = np.argsort(outcome, kind="stable")
-    values, taken = outcome[order], actions[order]
-    names = np.unique(actions)
-    changes = np.flatnonzero(taken[1:] != taken[:-1])
-    if len(names) < 2:
-        return ""
-    own = [outcome[actions == name] for name in names]
-    spread = float(np.ptp(outcome))
-    if spread > 0 and max(float(np.ptp(each)) for each in own) <= 1e-9 * spread:
-        return "is a function of the action alone"
-    steps = np.diff(values)
-    usual = float(np.median(steps))
-    if len(changes) == len(names) - 1 and 0 < steps[changes].max() < _NO_GAP * usual:
-        return "decides the action: each action has its own range of outcomes, without gaps"
-    return ""
+    steps, taken = np.diff(outcome[order]), actions[order]
+    changes = taken[1:] != taken[:-1]
+    if changes.sum() != len(np.unique(actions)) - 1:
+        return False
+    return 0 < float(steps[changes].max(initial=0)) < _NO_GAP * float(np.median(steps))

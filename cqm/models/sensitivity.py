@@ -56,8 +56,8 @@ def robustness_value(strength: float) -> float:
     >>> robustness_value(0.0)
     0.0
     """
-    square = float(strength) ** 2
-    return (math.sqrt(square**2 + 4 * square) - square) / 2
+    # The formula above, without differences of large numbers.
+    return 2 / (1 + math.sqrt(1 + 4 / strength / strength)) if strength else 0.0
 
 
 def robustness(

@@ -125,6 +125,8 @@ def test_the_robustness_value_is_the_root_of_the_bias_formula():
     for strength in (0.01, 0.3, 1.0, 5.0):
         share = robustness_value(strength)
         assert share**2 / (1 - share) == pytest.approx(strength**2)
+    assert robustness_value(1e-200) == 0
+    assert robustness_value(1e200) == 1
 
 
 def test_the_bias_of_a_hidden_cause_is_that_of_the_formula():
