@@ -33,7 +33,7 @@ def test_sound_logs_pass(name):
     assert len(measured & {"balance", "action-copy"}) == 1
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("name", WRONG)
 def test_what_is_planted_is_found(name, seed):
     make, refuter = WRONG[name]
