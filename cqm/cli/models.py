@@ -1,4 +1,4 @@
-"""`cqm fit` and `cqm query`: fit effect models, and query them with rewards."""
+"""`cqm fit`, `cqm query` and `cqm refute`: effect models fitted, asked and doubted."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
+import tyro
 
 from cqm.arguments import whole_number
 from cqm.branches.dataset import Branches
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from cqm.worlds.contract import World
 
 
+LogsDirectory = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="LOGS")]
 Candidate = Literal["constant", "ridge", "direct", "unrolled"]
 _FIXED_BY_PAPER = ("candidates", "budget", "updates", "validation", "width", "members")
 
@@ -455,3 +457,50 @@ class Ask:
             show_progress=False,
         )
         return sample.observations, ()
+
+
+@dataclass(frozen=True)
+class Refute:
+    """Try to refute a model fitted from logs: placebos, leaks, and hidden causes.
+
+    Example: cqm refute plant-model plant-logs --reward harvest
+
+    Returns 0 if nothing failed, 1 if a refuter failed, 2 if the model or logs cannot be used.
+    """
+
+    directory: Directory
+    """Directory of the model."""
+    logs: LogsDirectory
+    """Directory of the logs that the model was fitted to."""
+    reward: Annotated[str | None, default("every outcome")] = None
+    """Formula over the outcomes, which says which action is best; if it starts with a minus sign,
+    write --reward="-x"."""
+    refuters: Annotated[tuple[str, ...], default("all")] = ()
+    """Names of some refuters, such as placebo or hidden-cause."""
+    seed: int = 0
+    """Random seed for placebos, random causes and halves."""
+    json: Json = False
+
+    def run(self) -> int:
+        """Print what the refuters found; returns 1 if one of them failed."""
+        say(f"Loading {self.directory}")
+        from dataclasses import asdict
+
+        from cqm.logs.dataset import Logs
+        from cqm.models.estimator import load_model
+        from cqm.models.log_estimator import LogEstimator
+        from cqm.queries import Query
+
+        model = load_model(self.directory)
+        if not isinstance(model, LogEstimator):
+            raise ValueError(
+                f"refuters are for models fitted from logs; {self.directory} was fitted from "
+                "branches, which cqm audit checks"
+            )
+        logs = Logs.load(self.logs)
+        query = None if self.reward is None else Query.formula(self.reward, logs)
+        found = model.refute(
+            logs, query, refuters=self.refuters or None, seed=self.seed, show_progress=True
+        )
+        print(as_json({"passed": found.passed, **asdict(found)}) if self.json else found)
+        return 0 if found.passed else 1

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from cqm import storage
 from cqm.arguments import whole_number
 from cqm.logs.dataset import Logs
 from cqm.models.estimator import Estimator
 from cqm.models.preprocessing import Coordinates, input_coordinates
 from cqm.models.propensities import estimated_propensities, taken_actions
 from cqm.models.subspace import Subspace, visible_subspace
+from cqm.names import shortened
 from cqm.regression import Table, fold_numbers, mean_by
 from cqm.warn import warn_user
 
 if TYPE_CHECKING:
     from cqm.models.averages import AverageEffects
     from cqm.models.projections import Basis, ProjectedEffects
+    from cqm.models.refute import Refutations
+    from cqm.queries import Query
 
 WIDTH = 256  # default width of hidden layers
 MEMBERS = 8  # default number of sets of random Fourier features
@@ -112,6 +117,69 @@ class LogEstimator(Estimator):
         self._check_params()
         loaded = logs if isinstance(logs, Logs) else Logs.load(logs)
         return projected_effects(self, loaded, basis=basis)
+
+    def refute(
+        self,
+        logs: Logs | str | Path,
+        query: Query | np.ndarray | None = None,
+        *,
+        refuters: Sequence[str] | None = None,
+        seed: int = 0,
+        show_progress: bool | None = None,
+    ) -> Refutations:
+        """Try to refute the effects that this estimator finds in logs; prints as a table.
+
+        Average effects are estimated again on changed logs whose true effects are known; leaks are
+        searched for; and the result says how strong a hidden cause would have to be to overturn the
+        best action. See `cqm.models.refute`.
+
+        Args:
+            logs: The decisions that the estimator learned from, or their directory.
+            query: The reward, which says which action is best; by default all outcomes are tested,
+                and the best action is that with the highest outcome if there is only one.
+            refuters: Names of some refuters; all by default.
+            seed: Random seed.
+            show_progress: See `cqm.progress.progress`.
+
+        >>> from cqm.models import ResidualModel
+        >>> rng = np.random.default_rng(0)
+        >>> sick, treated = rng.normal(size=(300, 1)), rng.integers(2, size=300)
+        >>> health = treated[:, None] - sick + rng.normal(size=(300, 1))
+        >>> logs = Logs.from_arrays(sick, treated, health[:, None], discount=1.0)
+        >>> found = ResidualModel().fit(logs).refute(logs, refuters=["row-copies", "hidden-cause"])
+        >>> found.passed, round(found["hidden-cause"].value, 1)
+        (True, 0.3)
+        """
+        from cqm.models.refute import refute
+
+        self._check_params()
+        loaded = logs if isinstance(logs, Logs) else Logs.load(logs)
+        if self.predictor_ is not None:
+            self._check_same_system(loaded)
+        return refute(
+            self, loaded, query, refuters=refuters, seed=seed, show_progress=show_progress
+        )
+
+    def _check_same_system(self, logs: Logs) -> None:
+        """Raise unless logs describe the system that the model was fitted to."""
+        for what, own, given in (
+            ("observations", self.observation_names, logs.observation_names),
+            ("outcomes", self.feature_names, logs.feature_names),
+            ("actions", self.action_names_, logs.action_names),
+        ):
+            if own != given:
+                raise ValueError(
+                    f"the {what} of the logs are {shortened(given)}; those of the model are "
+                    f"{shortened(own)}"
+                )
+        if changes := storage.differences(self.world_, logs.world):
+            raise ValueError(f"the logs come from another world than the model's:\n{changes}")
+        for name in ("horizon", "discount", "continuation"):
+            before, now = getattr(self.recipe_, name), getattr(logs.recipe, name)
+            if before != now:
+                raise ValueError(
+                    f"the logs have {name} {now}; the model was fitted with {name} {before}"
+                )
 
     def _check_params(self) -> None:
         self._check_common()
