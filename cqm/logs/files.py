@@ -19,6 +19,7 @@ from cqm.names import stored_action_names
 
 if TYPE_CHECKING:
     from cqm.logs.dataset import Logs
+    from cqm.logs.trajectories import Trajectories
 
 ARRAYS = "logs.safetensors"
 CONFIG = "logs.json"
@@ -41,12 +42,9 @@ class Description(msgspec.Struct, forbid_unknown_fields=True):
     columns: list[ColumnFields] = []
 
 
-def write_logs(logs: Logs, directory: Path) -> None:
-    """Write the arrays and a description with their checksum."""
-    arrays = {**logs.row_arrays(), "actions": logs.actions.astype(np.int16)}
+def description(logs: Trajectories) -> dict[str, Any]:
+    """What logs are, without their rows, as JSON values."""
     config: dict[str, Any] = {
-        "schema": SCHEMA,
-        "kind": "logs",
         "world": dict(logs.world),
         "recipe": logs.recipe.to_json(),
         "candidate_actions": logs.candidate_actions.tolist(),
@@ -56,8 +54,19 @@ def write_logs(logs: Logs, directory: Path) -> None:
     }
     if logs.columns:
         config["columns"] = [column.to_json() for column in logs.columns]
-    metadata = {"kind": "cqm logs"}
-    storage.write_described(directory / CONFIG, config, directory / ARRAYS, arrays, metadata)
+    return config
+
+
+def stored_arrays(logs: Logs) -> dict[str, np.ndarray]:
+    """The arrays as files hold them."""
+    return {**logs.row_arrays(), "actions": logs.actions.astype(np.int16)}
+
+
+def write_logs(logs: Logs, directory: Path) -> None:
+    """Write the arrays and a description with their checksum."""
+    config = {"schema": SCHEMA, "kind": "logs", **description(logs)}
+    paths, metadata = (directory / CONFIG, directory / ARRAYS), {"kind": "cqm logs"}
+    storage.write_described(paths[0], config, paths[1], stored_arrays(logs), metadata)
 
 
 def read_logs(kind: type[Logs], directory: Path) -> Logs:
@@ -79,16 +88,15 @@ def read_logs(kind: type[Logs], directory: Path) -> Logs:
             f"{directory / CONFIG} was changed, or {ARRAYS} belongs to other logs; {_REPAIR}"
         )
     try:
-        return _restored(kind, config, arrays)
+        return restored(kind, config, arrays)
     except (ValueError, TypeError) as error:
         raise storage.DamagedFileError(
             f"the logs in {directory} are not valid: {error}; {_REPAIR}"
         ) from error
 
 
-def _restored(
-    kind: type[Logs], config: Mapping[str, Any], arrays: Mapping[str, np.ndarray]
-) -> Logs:
+def restored(kind: type[Logs], config: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Logs:
+    """Logs from their description and arrays; raises if these do not fit together."""
     missing = sorted({"observations", "actions", "features"} - set(arrays))
     unknown = sorted(set(arrays) - set(AXES))
     if missing or unknown:

@@ -251,7 +251,8 @@ def cross_fitted(model: LogEstimator, logs: Logs) -> CrossFitted:
     seen = input_coordinates("whiten", observations, None)(observations)
     propensities = logs.propensities
     if propensities is None:
-        propensities = estimated_propensities(logs, seen, folds, model.seed)
+        rows = logs.folded_rows(model.folds).having(inputs=seen)
+        propensities = rows.array(estimated_propensities(rows, model.seed))
     regressors = np.ones((len(logs), 1))
     if seen.shape[1]:
         rng = np.random.default_rng(model.seed)
