@@ -94,7 +94,7 @@ def ridge(
 
 
 def by_folds(design: np.ndarray, weights: np.ndarray, folds: np.ndarray) -> np.ndarray:
-    """Predictions `[n, outputs]` with the weights `[folds, regressors, outputs]` of each row's fold."""
+    """Predictions `[n, outputs]` with each row's weights, of `[folds, regressors, outputs]`."""
     predictions = np.empty((len(design), weights.shape[2]))
     for fold, part in enumerate(weights):
         own = np.flatnonzero(folds == fold)
@@ -127,6 +127,10 @@ class Moments:
             np.zeros((folds, outputs)),
             shift,
         )
+
+    def sums(self) -> dict[str, np.ndarray]:
+        """The arrays that rows are added to."""
+        return {name: values for name, values in vars(self).items() if name != "shift"}
 
     def add(self, design: np.ndarray, targets: np.ndarray, folds: np.ndarray) -> None:
         """Add rows."""

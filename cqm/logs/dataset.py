@@ -36,9 +36,7 @@ from cqm.branches.families import Families
 from cqm.branches.recipe import Continuation, Recipe, draw_actions
 from cqm.columns import Column
 from cqm.display import data_frame, named_columns
-from cqm.logs.coverage import Coverage, measure_coverage
 from cqm.logs.files import description, read_logs, write_logs
-from cqm.logs.overlap import few_values
 from cqm.logs.roles import MissingValues, Roles, logs_from_table
 from cqm.logs.trajectories import Trajectories
 from cqm.logs.validate import (
@@ -503,16 +501,6 @@ class Logs(Trajectories):
     def digest(self) -> str:
         """A checksum of the trajectories and of what describes them."""
         return storage.sha256_json([description(self), storage.sha256_arrays(self.row_arrays())])
-
-    def coverage(self) -> Coverage:
-        """Measure how often each action was taken, and where; see `Coverage`."""
-        return measure_coverage(
-            self.observations,
-            self.first_actions,
-            self.action_names,
-            self.propensities,
-            few_values(self.observations, self.observation_names, self.columns),
-        )
 
     def save(self, directory: str | Path) -> None:
         """Write the arrays and a description with their checksum."""

@@ -12,6 +12,8 @@ from cqm.branches.families import Families
 from cqm.branches.recipe import Recipe
 from cqm.columns import Column
 from cqm.display import counted, html_facts
+from cqm.logs.coverage import Coverage, measure_coverage
+from cqm.logs.overlap import few_values
 from cqm.names import counted_actions, shortened
 from cqm.regression import unit_folds
 from cqm.rows import Rows
@@ -117,6 +119,16 @@ class Trajectories(abc.ABC):
         rows = self.rows()
         units = "trajectories" if rows.num_groups is None else "groups of trajectories"
         return rows.folded(unit_folds(rows.num_units, folds, units))
+
+    def coverage(self, rows: Rows | None = None) -> Coverage:
+        """Measure how often each action was taken, and where; see `Coverage`.
+
+        Args:
+            rows: The trajectories as rows, if they are at hand.
+        """
+        rows = rows or self.rows()
+        values = few_values(rows, self.observation_names, self.columns)
+        return measure_coverage(rows, self.action_names, values)
 
 
 def indicators(actions: np.ndarray, num_actions: int) -> np.ndarray:

@@ -275,8 +275,7 @@ class _Draws:
         sums = {
             f"{i}.{part}": values
             for i, moments in enumerate(found.values())
-            for part, values in vars(moments).items()
-            if part != "shift"
+            for part, values in moments.sums().items()
         }
 
         def add(sums: Sums, block: Block) -> None:

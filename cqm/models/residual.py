@@ -131,11 +131,12 @@ class ResidualModel(LogEstimator):
             )
 
     def _learn(self, logs: Trajectories, options: Mapping[str, Any]) -> Predictor:
-        logs.coverage().check()
+        if self.baseline_regressor is not None:
+            logs = in_memory(logs, "baseline_regressor")
+        rows = self._rows(logs, options)
+        logs.coverage(rows).check()
         if self.method == "direct" and self.effect_regressor is None:
-            if self.baseline_regressor is not None:
-                logs = in_memory(logs, "baseline_regressor")
-            return self._learn_direct(logs, options)
+            return self._learn_direct(logs, rows)
         logs = in_memory(
             logs, f"method={self.method!r}" if self.effect_regressor is None else "effect_regressor"
         )
@@ -165,8 +166,8 @@ class ResidualModel(LogEstimator):
         self.notes_.append(f"effects: {name}, from doubly robust scores")
         return RegressorPredictor(columns, coding)
 
-    def _learn_direct(self, logs: Trajectories, options: Mapping[str, Any]) -> FourierPredictor:
-        subspace, inputs, rows = self._prepared(logs, self._rows(logs, options))
+    def _learn_direct(self, logs: Trajectories, rows: Rows) -> FourierPredictor:
+        subspace, inputs, rows = self._prepared(logs, rows)
         num_inputs = inputs.matrix.shape[1]
         rng = np.random.default_rng(self.seed)
         rows = rows.having(

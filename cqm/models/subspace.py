@@ -58,7 +58,7 @@ def visible_subspace(rows: Rows, logs: Trajectories) -> Subspace:
             known or were estimated.
         logs: The logs that they come from.
     """
-    single_steps, horizon = logs.features_are_next_observation, logs.recipe.horizon
+    single_steps = logs.features_are_next_observation
     decisions = rows.having(
         before=lambda block: block["observations"],
         after=lambda block: block["outcomes"],
