@@ -28,6 +28,11 @@ _REPAIR = "remove it to start again, or choose another directory"
 Sums = dict[str, np.ndarray]  # what a pass adds up, by name
 
 
+def zeros(**shapes: tuple[int, ...]) -> Sums:
+    """Zeros to add to, given their shapes by name."""
+    return {name: np.zeros(shape) for name, shape in shapes.items()}
+
+
 class Block:
     """Some consecutive rows, `start` to `stop`; `block[name]` computes a column once."""
 
@@ -127,9 +132,7 @@ class Rows:
         def add(sums: Sums, block: Block) -> None:
             sums["sum"] += block[name].sum(axis=0)
 
-        return (
-            self.total(f"mean-{name}", {"sum": np.zeros(self.shape(name))}, add)["sum"] / self.num
-        )
+        return self.total(f"mean-{name}", zeros(sum=self.shape(name)), add)["sum"] / self.num
 
     def head(self, num: int = BLOCK_ROWS) -> Block:
         """The first rows, at most as many as a block has."""

@@ -13,7 +13,7 @@ from scipy.special import bdtr
 from cqm.display import counted, text_table
 from cqm.logs.overlap import CHANCE, RARE, Values, measure_overlap
 from cqm.regression import Moments, by_folds, fold_numbers, one_thread
-from cqm.rows import Block, ColumnFn, Rows, Sums
+from cqm.rows import Block, ColumnFn, Rows, Sums, zeros
 from cqm.warn import warn_user
 
 REGIONS = 20  # maximum number of regions
@@ -251,7 +251,7 @@ def _standardised(rows: Rows, columns_fn: ColumnFn) -> ColumnFn:
         sums["means"] += own.sum(axis=0)
         sums["squares"] += np.einsum("nc,nc->c", own, own)
 
-    sums = rows.total("products", {name: 0 * near for name in ("means", "squares")}, add)
+    sums = rows.total("products", zeros(means=near.shape, squares=near.shape), add)
     rest = sums["means"] / rows.num
     mean, variance = near + rest, np.maximum(sums["squares"] / rows.num - rest**2, 0)
     spread = np.maximum(np.sqrt(variance), 1e-12)
@@ -328,10 +328,10 @@ def _region_sums(rows: Rows, regions_fn: ColumnFn, num_regions: int, known: bool
             sums["squares"] += (inverse**2).sum(axis=0)
             np.minimum(sums["smallest"], propensities.min(), out=sums["smallest"])
 
-    names = ("sizes", "taken", "expected", "variances")
-    zeros = {name: np.zeros((num_regions, num_actions)) for name in names}
-    zeros |= {name: np.zeros(num_actions) for name in ("inverse", "squares")}
-    return rows.total("region-sums", {**zeros, "smallest": np.ones(())}, add)
+    regional, overall = (num_regions, num_actions), (num_actions,)
+    empty = zeros(sizes=regional, taken=regional, expected=regional, variances=regional)
+    empty |= zeros(inverse=overall, squares=overall) | {"smallest": np.ones(())}
+    return rows.total("region-sums", empty, add)
 
 
 def _mismatch(sums: Sums, action_names: Sequence[str]) -> str:

@@ -17,7 +17,7 @@ from scipy.special import bdtr
 
 from cqm.columns import Column
 from cqm.names import shortened
-from cqm.rows import Block, Rows, Sums
+from cqm.rows import Block, Rows, Sums, zeros
 from cqm.warn import warn_user
 
 RARE = 0.01  # propensity up to which an action is rarely taken
@@ -83,8 +83,8 @@ class Overlap:
             sums["taken"] += taken.sum(axis=0)
             sums["both"] += (rare * taken).sum(axis=0)
 
-        names = ("rare", "taken", "both")
-        sums = chosen.total("overlap", {name: np.zeros(actions) for name in names}, count)
+        empty = zeros(rare=(actions,), taken=(actions,), both=(actions,))
+        sums = chosen.total("overlap", empty, count)
         counts = sums["both"]
         usual = bdtr(counts, sums["rare"].astype(int), self.usual) > chance / len(counts)
         tolerated = usual | (counts >= self.enough)
@@ -96,8 +96,7 @@ class Overlap:
                 lacking[:, gap.action] |= gap.never[codes]
             sums["lacking"] += lacking.sum(axis=0)
 
-        shares = chosen.total("lacking", {"lacking": np.zeros(actions)}, add)["lacking"]
-        shares /= chosen.num
+        shares = chosen.total("lacking", zeros(lacking=(actions,)), add)["lacking"] / chosen.num
         shares[shares <= TOLERATED] = 0
         return np.where(sums["taken"] > 0, shares, 1.0)
 
@@ -225,12 +224,12 @@ def _gaps(
             sums[f"{i}.absence"] += _sums(codes, log_absence, len(own.names))
             sums[f"{i}.sizes"] += np.bincount(codes, minlength=len(own.names))
 
-    zeros = {}
+    empty: Sums = {}
     for i, own in enumerate(values.values()):
-        for part in ("taken", "absence"):
-            zeros[f"{i}.{part}"] = np.zeros((len(own.names), num_actions))
-        zeros[f"{i}.sizes"] = np.zeros(len(own.names))
-    sums = rows.total("values", zeros, add) if values else {}
+        shape = (len(own.names), num_actions)
+        empty |= {f"{i}.taken": np.zeros(shape), f"{i}.absence": np.zeros(shape)}
+        empty[f"{i}.sizes"] = np.zeros(len(own.names))
+    sums = rows.total("values", empty, add) if values else {}
     num_tests = sum((sums[f"{i}.sizes"] >= ENOUGH).sum() for i in range(len(values))) * num_actions
     gaps = []
     for i, (column, own) in enumerate(values.items()):

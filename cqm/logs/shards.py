@@ -151,7 +151,7 @@ class ShardedLogs(Trajectories):
         Args:
             sets: Logs in memory or in shards, or their directories.
         """
-        given = [_opened(each) for each in sequence("sets", sets, "logs")]
+        given: list[Any] = [_opened(each) for each in sequence("sets", sets, "logs")]
         if not given:
             raise ValueError("combine needs at least one set of logs; got none")
         seen, parts, next_group = Families.none(), list[Part](), 0
@@ -161,7 +161,9 @@ class ShardedLogs(Trajectories):
             if shared := seen.overlap(logs.known_families):
                 raise ValueError(f"the logs to combine share {in_words(shared)}")
             seen = seen.union(logs.known_families)
-            own = logs._parts if isinstance(logs, ShardedLogs) else [Part(logs, 0, len(logs))]
+            own: list[Part] = (
+                logs._parts if isinstance(logs, ShardedLogs) else [Part(logs, 0, len(logs))]
+            )
             names = [_group_range(part) for part in own if "groups" in logs.array_names()]
             shift = next_group - min((low for low, _ in names), default=0)
             next_group += max((high for _, high in names), default=0) + shift + 1 - next_group
@@ -214,7 +216,9 @@ class ShardedLogs(Trajectories):
             self.num_bytes,
             "load a slice, such as logs[:1000]",
         )
-        arrays = {name: self.read(name, 0, len(self)) for name in self.array_names()}
+        arrays: dict[str, Any] = {
+            name: self.read(name, 0, len(self)) for name in self.array_names()
+        }
         return replace(self._first, recipe=self.recipe, **arrays)
 
     @property

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cqm.regression import Moments, RandomFourierFeatures, Table, by_folds
-from cqm.rows import Block, ColumnFn, Rows, Sums
+from cqm.rows import Block, ColumnFn, Rows, Sums, zeros
 
 # Standard errors of doubt. A regression that misses a part of the truth has an excess loss of half
 # that part's own size in standard errors, so that 0.5 would be Akaike's weights.
@@ -89,8 +89,7 @@ def drawn_waves(
         sums["means"] += own.sum(axis=0)
         sums["squares"] += np.einsum("ni,ni->i", own, own)
 
-    names = ("means", "squares")
-    sums = rows.total("spread", {name: np.zeros(len(shift)) for name in names}, add)
+    sums = rows.total("spread", zeros(means=shift.shape, squares=shift.shape), add)
     variances = sums["squares"] / rows.num - (sums["means"] / rows.num) ** 2
     spread = float(np.sqrt(max(0.0, variances.sum())))
     return [RandomFourierFeatures.at_scale(spread, len(shift), num, rng) for _ in range(draws)]
@@ -212,7 +211,7 @@ def regress(
     used = [basis for basis, share in zip(bases, weights, strict=True) if share.any()]
     rest = _Draws.of(used, later=True)
     more = rest.moments(f"{name}-rest", design, rows, target_fn, 1, shift) if rest.widths else {}
-    fitted = []
+    fitted: list[list[np.ndarray]] = []
     for basis, own, share in zip(bases, tried, weights, strict=True):
         if not share.any():
             fitted.append([])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from scipy.optimize import minimize
 
-from cqm.regression import by_folds
+from cqm.regression import by_folds, shuffled
 from cqm.rows import Block, ColumnFn, Rows
 
 _PENALTIES = 10.0 ** np.arange(0.0, -5.5, -1)  # per row, for regressors of unit size
@@ -56,8 +56,7 @@ def _used_rows(rows: Rows) -> tuple[np.ndarray, list[np.ndarray]]:
 
     The first sample chooses a penalty; each of the others has rows outside one fold.
     """
-    order = np.arange(rows.num, dtype=np.int32 if rows.num < 2**31 else np.int64)
-    np.random.default_rng(0).shuffle(order)
+    order = shuffled(rows.num)
     folds = rows.array("folds")[order]
     samples = [order[:_COMPARED_ROWS]]
     for fold in range(rows.num_folds):

@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 
 from cqm.quotient import effect_spectrum
-from cqm.rows import Block, ColumnFn, Rows, Sums
+from cqm.rows import Block, ColumnFn, Rows, Sums, zeros
 
 Conditioning = Literal["none", "whiten", "effect", "learned"]
 REST_SCALE = 0.1  # scale of the directions that no action moves
@@ -122,17 +122,15 @@ def whitening(
 def whitenings(rows: Rows, *bases: np.ndarray, negligible: float = _NEGLIGIBLE) -> list[np.ndarray]:
     """The same for several bases, of rows with a column `values`."""
 
-    found = []
-    for basis in bases:
-        if basis.shape[1] == 0:
-            found.append(basis)
-            continue
-        variances, axes = np.linalg.eigh(
-            second_moments(rows, lambda block, basis=basis: block["values"] @ basis)
-        )
-        kept = variances > negligible * max(float(variances[-1]), 1e-300)
-        found.append(basis @ (axes[:, kept] / np.sqrt(variances[kept])))
-    return found
+    return [_whitening(rows, basis, negligible) for basis in bases]
+
+
+def _whitening(rows: Rows, basis: np.ndarray, negligible: float) -> np.ndarray:
+    if basis.shape[1] == 0:
+        return basis
+    variances, axes = np.linalg.eigh(second_moments(rows, lambda block: block["values"] @ basis))
+    kept = variances > negligible * max(float(variances[-1]), 1e-300)
+    return basis @ (axes[:, kept] / np.sqrt(variances[kept]))
 
 
 def second_moments(rows: Rows, values_fn: ColumnFn) -> np.ndarray:
@@ -143,7 +141,7 @@ def second_moments(rows: Rows, values_fn: ColumnFn) -> np.ndarray:
         sums["moments"] += values.T @ values
 
     size = values_fn(rows.head(1)).shape[1]
-    return rows.total("moments", {"moments": np.zeros((size, size))}, add)["moments"] / rows.num
+    return rows.total("moments", zeros(moments=(size, size)), add)["moments"] / rows.num
 
 
 def complement(basis: np.ndarray) -> np.ndarray:

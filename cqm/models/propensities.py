@@ -9,7 +9,7 @@ import numpy as np
 from cqm.logs.dataset import Logs
 from cqm.models.log_bases import Cells, Losses, drawn_waves, repeated_cells
 from cqm.models.logistic import cross_fitted_logistic, log_losses
-from cqm.rows import Block, ColumnFn, Rows, Sums
+from cqm.rows import Block, ColumnFn, Rows, Sums, zeros
 from cqm.warn import warn_user
 
 _WAVES = 64
@@ -85,8 +85,8 @@ def inverse_propensity_fn(rows: Rows) -> ColumnFn:
         sums["trimmed"] += (weights > most).sum()
         sums["weights"] += np.minimum(weights, most).sum(axis=0)
 
-    zeros = {"largest": np.zeros(()), "trimmed": np.zeros(())}
-    sums = rows.total("weights", zeros | {"weights": np.zeros(rows.shape("taken"))}, add)
+    empty = zeros(largest=(), trimmed=(), weights=rows.shape("taken"))
+    sums = rows.total("weights", empty, add)
     if sums["trimmed"]:
         warn_user(
             f"the largest inverse propensity is {sums['largest']:.0f}, and "
@@ -109,10 +109,11 @@ def _counts(rows: Rows, cells: Cells | None) -> np.ndarray:
     shape = (rows.num_folds, num_cells, *rows.shape("taken"))
 
     def add(sums: Sums, block: Block) -> None:
-        numbers = 0 if cells is None else cells.numbers(block)
-        np.add.at(sums["counts"], (block["folds"], numbers), block["taken"])
+        folds = block["folds"]
+        numbers = np.zeros_like(folds) if cells is None else cells.numbers(block)
+        np.add.at(sums["counts"], (folds, numbers), block["taken"])
 
-    return rows.total("action-counts", {"counts": np.zeros(shape)}, add)["counts"]
+    return rows.total("action-counts", zeros(counts=shape), add)["counts"]
 
 
 def _cross_fitted_shares(counts: np.ndarray) -> ColumnFn:
@@ -141,7 +142,7 @@ def _least_loss(rows: Rows, name: str, tried: Sequence[ColumnFn]) -> int:
         for i, each in enumerate(tried):
             sums["losses"][i] += log_losses(each(block), block["taken"]).sum()
 
-    return int(rows.total(name, {"losses": np.zeros(len(tried))}, add)["losses"].argmin())
+    return int(rows.total(name, zeros(losses=(len(tried),)), add)["losses"].argmin())
 
 
 def _tempered(probabilities: np.ndarray, temperature: float) -> np.ndarray:

@@ -34,7 +34,7 @@ from cqm.models.subspace import later_regressors
 from cqm.models.training import Training
 from cqm.quotient import Reference, center
 from cqm.regression import Table, covariance_of_moments, inverse_root, mean_by
-from cqm.rows import Block, Rows, Sums
+from cqm.rows import Block, Rows, Sums, zeros
 
 _WAVES = 64  # number of random Fourier features of the effects; the baseline has twice as many
 _BASELINE_DRAWS = 2  # sets of random Fourier features of the baseline
@@ -222,8 +222,8 @@ class ResidualModel(LogEstimator):
             sums["products"] += errors.T @ errors
             sums["fourth"] += squares.T @ squares
 
-        zeros = {"products": np.zeros((size, size)), "fourth": np.zeros((size, size))}
-        sums = rows.total("errors", {"sums": np.zeros(size), **zeros}, add)
+        empty = zeros(sums=(size,), products=(size, size), fourth=(size, size))
+        sums = rows.total("errors", empty, add)
         if self.weighting:
             return inverse_root(covariance_of_moments(rows.num, sums["products"], sums["fourth"]))
         count = rows.num * size

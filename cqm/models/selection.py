@@ -87,7 +87,7 @@ def held_out_scores(
         guess[folds == fold] = _every_action(weights, state[folds == fold], logs.num_actions)
     weighted = inverse_propensities(taken, propensities)
     robust = center(guess + weighted[..., None] * errors[:, None])
-    rows = np.arange(len(logs))
+    numbers = np.arange(len(logs))
     scores = {}
     for name, estimator in estimators.items():
         effects = real_numbers(f"effects by {name!r}", estimator.effect(logs.observations))
@@ -98,7 +98,7 @@ def held_out_scores(
                 f"got shape {list(effects.shape)}"
             )
         effects = effects @ basis / scale
-        own = center(effects, propensities)[rows, logs.first_actions]
+        own = center(effects, propensities)[numbers, logs.first_actions]
         gains = np.sum(residuals**2 - (residuals - own) ** 2, axis=1)
         centred = center(effects)
         robust_gains = np.sum(robust**2 - (robust - centred) ** 2, axis=(1, 2))

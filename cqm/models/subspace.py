@@ -22,7 +22,7 @@ from cqm.logs.trajectories import Trajectories, indicators
 from cqm.models.direction_test import NUM_GROUPS, DirectionTest, Scores
 from cqm.models.preprocessing import second_moments, whitenings
 from cqm.regression import RandomFourierFeatures, unit_folds
-from cqm.rows import Block, ColumnFn, Rows, Sums
+from cqm.rows import Block, ColumnFn, Rows, Sums, zeros
 
 _DRAWN_AT = 8192  # rows whose spread sets the scale of the random Fourier features
 _UNPREDICTABLE = 0.01  # directions with a smaller share of unexplained variance are kept
@@ -239,9 +239,8 @@ def _scores(regressors: _Regressors, rows: Rows) -> tuple[Scores, np.ndarray, np
         sums["joint"] += own.T @ outcomes
         sums["total"] += outcomes.T @ outcomes
 
-    shapes = {"design": (size, size), "joint": (size, features), "total": (features, features)}
-    zeros = {name: np.zeros(shape) for name, shape in shapes.items()}
-    sums = rows.total("directions", zeros, add_moments)
+    empty = zeros(design=(size, size), joint=(size, features), total=(features, features))
+    sums = rows.total("directions", empty, add_moments)
     design, joint, total = sums["design"], sums["joint"], sums["total"]
     inverse, rank = _inverse(design)
     weights = inverse @ joint
@@ -272,11 +271,11 @@ def _scores(regressors: _Regressors, rows: Rows) -> tuple[Scores, np.ndarray, np
             energies = energies.reshape(-1, rows.per_unit).sum(axis=1)
             sums["energies"] += [energies.sum(), (energies**2).sum()]
 
-    zeros = {
-        "by_chance": np.zeros((num_groups, size - states, features)),
-        "energies": np.zeros(2 if rows.num_groups is None else rows.num_groups),
-    }
-    sums = rows.total("signs", zeros, add_scores)
+    empty = zeros(
+        by_chance=(num_groups, size - states, features),
+        energies=(2 if rows.num_groups is None else rows.num_groups,),
+    )
+    sums = rows.total("signs", empty, add_scores)
     energies = sums["energies"]
     if rows.num_groups is not None:
         energies = np.array([energies.sum(), (energies**2).sum()])
