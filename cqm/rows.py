@@ -10,7 +10,10 @@ same, to the last bit, for data in memory and for the same data in shards.
 
 from __future__ import annotations
 
+import io
 import json
+import os
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -87,6 +90,11 @@ class Rows:
         }
         return replace(self, columns={**self.columns, **more})
 
+    def storing(self, **columns: ColumnFn) -> Rows:
+        """The same rows with columns that are computed once and kept in temporary files."""
+        kept = {name: _Stored(column, self.num_blocks > 1) for name, column in columns.items()}
+        return self.having(**kept)
+
     def folded(self, numbers: np.ndarray) -> Rows:
         """The same rows with a column `folds`, given the fold of each unit."""
         folds: Any = numbers
@@ -157,6 +165,27 @@ class Rows:
                 parts.append([_values(column, block)[own] for column in columns])
         back = np.argsort(order, kind="stable")
         return [np.concatenate(column)[back] for column in zip(*parts, strict=True)]
+
+
+class _Stored:
+    """A column whose blocks are computed when they are first needed, and then read from a file."""
+
+    def __init__(self, column: ColumnFn, on_disk: bool):
+        self._column, self._places = column, dict[tuple[int, int], tuple[int, Any, Any]]()
+        self._file = tempfile.TemporaryFile() if on_disk else io.BytesIO()  # noqa: SIM115
+
+    def __call__(self, block: Block) -> np.ndarray:
+        place = self._places.get((block.start, block.stop))
+        if place is None:
+            values = np.ascontiguousarray(self._column(block))
+            offset = self._file.seek(0, os.SEEK_END)
+            self._file.write(values.data.cast("B"))
+            self._places[block.start, block.stop] = offset, values.dtype, values.shape
+            return values
+        offset, dtype, shape = place
+        self._file.seek(offset)
+        content = self._file.read(int(np.prod(shape)) * dtype.itemsize)
+        return np.frombuffer(content, dtype).reshape(shape)
 
 
 def _values(column: str | ColumnFn, block: Block) -> np.ndarray:

@@ -219,12 +219,9 @@ def _regions(rows: Rows, low: np.ndarray, high: np.ndarray) -> tuple[ColumnFn, i
         lambda sums, block: moments.add(design_fn(block), block["taken"], block["folds"]),
     )
     by_fold = moments.cross_fitted((0,))[1]
-    numbers = folded.columns["folds"]
-
-    def likely(block: Block) -> np.ndarray:
-        return by_folds(design_fn(block), by_fold, numbers(block))
-
-    return _ranked(rows, likely, num_regions), num_regions
+    numbers = folded.columns["folds"]  # not the folds of the rows, which keep groups together
+    likely = rows.storing(likely=lambda block: by_folds(design_fn(block), by_fold, numbers(block)))
+    return _ranked(likely, "likely", num_regions), num_regions
 
 
 def _products(shift: np.ndarray, low: np.ndarray, high: np.ndarray) -> ColumnFn:
@@ -263,38 +260,33 @@ def _standardised(rows: Rows, columns_fn: ColumnFn) -> ColumnFn:
     return design
 
 
-def _ranked(rows: Rows, values_fn: ColumnFn, num_regions: int) -> ColumnFn:
-    """The region of each row by the rank of its values, `[n, columns]`; earlier rows win ties.
+def _ranked(rows: Rows, name: str, num_regions: int) -> ColumnFn:
+    """The region of each row by the rank of a column's values, `[n, values]`.
 
-    The limits are those of a sample if there are very many rows.
+    Of equal values, those of earlier rows rank lower. If there are very many rows, the limits of
+    the regions are those of a sample.
     """
-    numbers = np.arange(rows.num)
+    numbers = np.arange(min(rows.num, _RANKED_ROWS))
     if rows.num > _RANKED_ROWS:
         drawn = np.random.default_rng(0).choice(rows.num, _RANKED_ROWS, replace=False)
         numbers = np.sort(drawn)
-    sample = np.sort(rows.take(numbers, values_fn)[0], axis=0)
+    sample = np.sort(rows.take(numbers, name)[0], axis=0)
     ranks = -(-np.arange(1, num_regions) * len(sample) // num_regions)
-    limits = sample[ranks]  # [regions − 1, columns]
+    limits = sample[ranks]  # [regions − 1, values]
     # Rows that are equal to a limit belong below it until there are so many of them.
-    below = np.stack(
-        [
-            r - np.searchsorted(own, own[ranks])
-            for r, own in zip(np.tile(ranks, (sample.shape[1], 1)), sample.T, strict=True)
-        ],
-        axis=1,
-    )
-    below = below * (rows.num / len(sample))
-    before = np.zeros((rows.num_blocks + 1, *limits.shape))  # equal rows in earlier blocks
+    lower = [np.searchsorted(own, own[ranks]) for own in sample.T]
+    below = (ranks[:, None] - np.stack(lower, axis=1)) * (rows.num / len(sample))
 
     def count(sums: Sums, block: Block) -> None:
-        equal = values_fn(block)[:, None] == limits
+        equal = block[name][:, None] == limits
         sums["equal"][block.start // rows.block + 1] = equal.sum(axis=0)
 
-    rows.total("ties", {"equal": before}, count)
-    before = np.cumsum(before, axis=0)
+    empty = zeros(equal=(rows.num_blocks + 1, *limits.shape))
+    before = np.cumsum(rows.total("ties", empty, count)["equal"], axis=0)  # in earlier blocks
+    values_fn = rows.columns[name]
 
     def regions(block: Block) -> np.ndarray:
-        values = values_fn(block)[:, None]  # [n, 1, columns]
+        values = values_fn(block)[:, None]  # [n, 1, values]
         equal = values == limits
         place = before[block.start // rows.block] + np.cumsum(equal, axis=0) - 1
         return ((values > limits) | (equal & (place >= below))).sum(axis=1)

@@ -138,7 +138,7 @@ class LogEstimator(Estimator):
         rows = rows.having(inputs=lambda block: inputs(block["observations"]))
         if not logs.propensities_known:
             self.notes_.append("propensities were unknown and estimated by regression on the state")
-            rows = rows.having(propensities=estimated_propensities(rows, self.seed))
+            rows = rows.storing(propensities=estimated_propensities(rows, self.seed))
         return subspace or self._subspace(logs, rows), inputs, rows
 
     def _subspace(self, logs: Trajectories, rows: Rows) -> Subspace:

@@ -184,7 +184,7 @@ class ResidualModel(LogEstimator):
         baseline = regress(
             bases, on_state(later), rows, lambda block: block["targets"], name="baseline"
         )
-        rows = rows.having(errors=lambda block: block["targets"] - baseline.predict_fn(block))
+        rows = rows.storing(errors=lambda block: block["targets"] - baseline.predict_fn(block))
         root = self._root(rows, len(subspace))
         waves = drawn_waves(rows, _WAVES, self.members or MEMBERS, rng)
         bases = bases_of(num_inputs, waves, cells)
