@@ -15,6 +15,7 @@ import json
 import os
 import tempfile
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -72,15 +73,15 @@ class Rows:
     columns: Mapping[str, ColumnFn]
     num_groups: int | None = None  # a column `groups` has numbers below; None if rows are units
     num_folds: int = 0  # a column `folds` has numbers below
-    block: int = BLOCK_ROWS
-    per_unit: int = 1  # rows of each unit that blocks count, such as the steps of a trajectory
+    block: int = field(default_factory=lambda: BLOCK_ROWS)  # units per block
+    per_unit: int = 1  # rows per unit, such as the steps of a trajectory
     checkpoints: Checkpoints | None = None
 
     @classmethod
-    def of(cls, *, block: int = BLOCK_ROWS, **arrays: np.ndarray) -> Rows:
-        """Rows of arrays of the same length."""
-        rows = cls(len(next(iter(arrays.values()))), {}, block=max(1, block))
-        return rows.having(**arrays)
+    def of(cls, *, block: int | None = None, **arrays: np.ndarray) -> Rows:
+        """Rows of arrays of the same length, in blocks of `BLOCK_ROWS` by default."""
+        num = len(next(iter(arrays.values())))
+        return cls(num, {}, block=max(1, BLOCK_ROWS if block is None else block)).having(**arrays)
 
     def having(self, **columns: ColumnFn | np.ndarray) -> Rows:
         """The same rows with more columns: arrays, or functions of a block."""
@@ -142,9 +143,10 @@ class Rows:
 
         return self.total(f"mean-{name}", zeros(sum=self.shape(name)), add)["sum"] / self.num
 
-    def head(self, num: int = BLOCK_ROWS) -> Block:
-        """The first rows, at most as many as a block has."""
-        return Block(self.columns, 0, min(num, self.block, self.num // self.per_unit))
+    def head(self, num: int | None = None) -> Block:
+        """The first rows: this number or somewhat more, by default those of the first block."""
+        units = self.block if num is None else -(-num // self.per_unit)
+        return Block(self.columns, 0, min(units, self.num // self.per_unit))
 
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape of a column's values in one row."""
@@ -173,6 +175,7 @@ class _Stored:
     def __init__(self, column: ColumnFn, on_disk: bool):
         self._column, self._places = column, dict[tuple[int, int], tuple[int, Any, Any]]()
         self._file = tempfile.TemporaryFile() if on_disk else io.BytesIO()  # noqa: SIM115
+        weakref.finalize(self, self._file.close)
 
     def __call__(self, block: Block) -> np.ndarray:
         place = self._places.get((block.start, block.stop))

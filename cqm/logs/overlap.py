@@ -178,7 +178,7 @@ def few_values(rows: Rows, names: Sequence[str], columns: Sequence[Column]) -> d
             encoded.update(column.observation_names)
             places = [names.index(own) for own in column.observation_names]
             found[column.name] = Values(column.categories, _of_indicators(places))
-    glance = rows.head()["observations"][:_GLANCE]
+    glance = rows.head(_GLANCE)["observations"]
     candidates = {i: np.unique(glance[:, i]) for i, name in enumerate(names) if name not in encoded}
     for block in rows.blocks():
         candidates = {i: own for i, own in candidates.items() if len(own) <= _MOST_VALUES}

@@ -168,6 +168,9 @@ class ShardedLogs(Trajectories):
             shift = next_group - min((low for low, _ in names), default=0)
             next_group += max((high for _, high in names), default=0) + shift + 1 - next_group
             parts += [part._replace(offset=part.offset + shift) for part in own]
+        stored = [_checksum(part.source) for part in parts if isinstance(part.source, FileShard)]
+        if len(set(stored)) < len(stored):
+            raise ValueError("the logs to combine share shards; combine each set once")
         first = given[0]._first if isinstance(given[0], ShardedLogs) else given[0][:1]
         return cls(first, parts)
 

@@ -63,7 +63,7 @@ def repeated_cells(rows: Rows) -> Cells | None:
     [[0.0], [1.0]]
     >>> repeated_cells(Rows.of(observations=np.arange(40.0)[:, None]))
     """
-    glance = next(rows.blocks())["observations"][:_GLANCE]
+    glance = rows.head(_GLANCE)["observations"]
     found = Table.of(glance).rows
     if not 2 <= len(found) <= _most_cells(len(glance)):
         return None

@@ -198,7 +198,7 @@ class _Regressors:
         num, num_actions = rows.num, rows.shape("taken")[-1]
         most = max(1, num // _ROWS_PER_FUNCTION - 1)
         to_white = to_white[:, ::-1][:, :most]
-        inputs = rows.head()["values"][:_DRAWN_AT] @ to_white
+        inputs = rows.head(_DRAWN_AT)["values"][:_DRAWN_AT] @ to_white
         waves = max(0, min(_WAVES, most - inputs.shape[1]))
         fourier = RandomFourierFeatures.draw(inputs, waves, np.random.default_rng(0))
         others = num_actions - 1
