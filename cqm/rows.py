@@ -24,8 +24,10 @@ from typing import Any
 import numpy as np
 
 from cqm import storage
+from cqm.progress import progress
 
 BLOCK_ROWS = 16_384
+_SHOWN_BLOCKS = 20  # blocks of a pass whose progress is shown
 _SECONDS_BETWEEN = 30.0  # between two checkpoints of a pass
 _REPAIR = "remove it to start again, or choose another directory"
 
@@ -76,6 +78,7 @@ class Rows:
     block: int = field(default_factory=lambda: BLOCK_ROWS)  # units per block
     per_unit: int = 1  # rows per unit, such as the steps of a trajectory
     checkpoints: Checkpoints | None = None
+    show_progress: bool | None = False  # of passes over many blocks; see `cqm.progress.progress`
 
     @classmethod
     def of(cls, *, block: int | None = None, **arrays: np.ndarray) -> Rows:
@@ -129,10 +132,13 @@ class Rows:
         """
         saved = None if self.checkpoints is None else self.checkpoints.next(name, self.num_blocks)
         done = 0 if saved is None else saved.restore(sums)
-        for number, block in enumerate(self.blocks(done), done + 1):
-            add_fn(sums, block)
-            if saved is not None:
-                saved.reached(number, sums)
+        show = self.show_progress if self.num_blocks >= _SHOWN_BLOCKS else False
+        with progress(name, self.num_blocks, unit="blocks", done=done, show=show) as advance:
+            for number, block in enumerate(self.blocks(done), done + 1):
+                add_fn(sums, block)
+                if saved is not None:
+                    saved.reached(number, sums)
+                advance(1)
         return sums
 
     def mean(self, name: str) -> np.ndarray:

@@ -145,7 +145,8 @@ class Estimator(Parameters, abc.ABC):
             data = open_data(data)
         if not isinstance(data, self.learns_from):
             raise ValueError(
-                f"{type(self).__name__} learns from {self.learns_from.__name__}; got "
+                f"{type(self).__name__} learns from "
+                f"{'Logs' if issubclass(Logs, self.learns_from) else 'Branches'}; got "
                 f"{shown(data)} (EffectModel is for Branches, ResidualModel and "
                 "HindsightModel are for Logs)"
             )
