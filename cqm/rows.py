@@ -27,6 +27,7 @@ from cqm import storage
 from cqm.progress import progress
 
 BLOCK_ROWS = 16_384
+ENDING = ".sums.safetensors"  # of the names of checkpoints
 _SHOWN_BLOCKS = 20  # blocks of a pass whose progress is shown
 _SECONDS_BETWEEN = 30.0  # between two checkpoints of a pass
 _REPAIR = "remove it to start again, or choose another directory"
@@ -98,6 +99,11 @@ class Rows:
         """The same rows with columns that are computed once and kept in temporary files."""
         kept = {name: _Stored(column, self.num_blocks > 1) for name, column in columns.items()}
         return self.having(**kept)
+
+    def with_prefix(self, prefix: str) -> Rows:
+        """The same rows with checkpoints of their own, whose files have a prefix."""
+        own = self.checkpoints and replace(self.checkpoints, prefix=prefix)
+        return replace(self, checkpoints=own)
 
     def folded(self, numbers: np.ndarray) -> Rows:
         """The same rows with a column `folds`, given the fold of each unit."""
@@ -210,18 +216,24 @@ class Checkpoints:
     """Sums on disk, one file per pass, from which an interrupted computation resumes.
 
     Finished passes are not made again, and sums are stored exactly, so a computation that resumes
-    ends with the same bytes.
+    ends with the same bytes. Once it has finished, they can be removed.
     """
 
     directory: Path
     identity: Mapping[str, Any]  # JSON values that identify model and data
+    prefix: str = ""  # of the files' names
     _passes: int = field(default=0, init=False)
 
     def next(self, name: str, num_blocks: int) -> Checkpoint:
         """The file of the next pass."""
         self._passes += 1
-        path = storage.inside(self.directory, f"{self._passes:02d}-{name}.sums.safetensors")
+        path = storage.inside(self.directory, f"{self.prefix}{self._passes:02d}-{name}{ENDING}")
         return Checkpoint(path, {**self.identity, "pass": name, "blocks": num_blocks})
+
+    def remove(self) -> None:
+        """Remove the files."""
+        for path in self.directory.glob(f"*{ENDING}"):
+            path.unlink(missing_ok=True)
 
 
 @dataclass

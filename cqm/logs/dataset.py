@@ -36,7 +36,7 @@ from cqm.branches.families import Families
 from cqm.branches.recipe import Continuation, Recipe, draw_actions
 from cqm.columns import Column
 from cqm.display import data_frame, named_columns
-from cqm.logs.files import description, read_logs, write_logs
+from cqm.logs.files import SHARDS, description, read_logs, write_logs
 from cqm.logs.roles import MissingValues, Roles, logs_from_table
 from cqm.logs.trajectories import Trajectories
 from cqm.logs.validate import (
@@ -504,10 +504,8 @@ class Logs(Trajectories):
 
     def save(self, directory: str | Path) -> None:
         """Write the arrays and a description with their checksum."""
-        from cqm.logs.shards import MANIFEST
-
         place = output_directory("directory", directory)
-        if (place / MANIFEST).exists():
+        if (place / SHARDS).exists():
             raise ValueError(f"{place} contains logs in shards; choose another directory")
         write_logs(self, place)
 
@@ -520,10 +518,10 @@ class Logs(Trajectories):
     @classmethod
     def open(cls, directory: str | Path) -> Logs | ShardedLogs:
         """Open logs on disk: those in shards stay there, others are loaded."""
-        from cqm.logs.shards import MANIFEST, ShardedLogs
+        from cqm.logs.shards import ShardedLogs
 
         place = checked_path("directory", directory)
-        if (place / MANIFEST).exists():
+        if (place / SHARDS).exists():
             return ShardedLogs.open(place)
         return read_logs(cls, place)
 

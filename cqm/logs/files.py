@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 ARRAYS = "logs.safetensors"
 CONFIG = "logs.json"
+SHARDS = "log-shards.json"  # the description of logs in shards
 SCHEMA = 3  # version 0.1 wrote no schema, which counts as 1; seals since 2, columns since 3
 _REPAIR = "save the logs again, or restore the file from a copy"
 
@@ -60,6 +61,11 @@ def description(logs: Trajectories) -> dict[str, Any]:
 def stored_arrays(logs: Logs) -> dict[str, np.ndarray]:
     """The arrays as files hold them."""
     return {**logs.row_arrays(), "actions": logs.actions.astype(np.int16)}
+
+
+def holds_logs(directory: Path) -> bool:
+    """Whether there are logs in a directory, in shards or not."""
+    return any((directory / name).exists() for name in (CONFIG, SHARDS))
 
 
 def write_logs(logs: Logs, directory: Path) -> None:

@@ -32,11 +32,16 @@ from cqm.branches.shards import shard_name
 from cqm.capacity import require_memory, size_text
 from cqm.columns import ColumnFields
 from cqm.logs.dataset import Logs
-from cqm.logs.files import CONFIG, description, restored, stored_arrays
+from cqm.logs.files import (
+    CONFIG,
+    SHARDS as MANIFEST,
+    description,
+    restored,
+    stored_arrays,
+)
 from cqm.logs.trajectories import Trajectories
 from cqm.storage import DamagedFileError
 
-MANIFEST = "log-shards.json"
 SCHEMA = 1
 SHARD_ROWS = 100_000
 _LOADED = 2**30  # bytes up to which methods that need all rows load them

@@ -123,12 +123,16 @@ class Trajectories(abc.ABC):
     def coverage(self, rows: Rows | None = None) -> Coverage:
         """Measure how often each action was taken, and where; see `Coverage`.
 
+        It is measured once, and remembered.
+
         Args:
             rows: The trajectories as rows, if they are at hand.
         """
-        rows = rows or self.rows()
-        values = few_values(rows, self.observation_names, self.columns)
-        return measure_coverage(rows, self.action_names, values)
+        if "_coverage" not in vars(self):
+            rows = rows or self.rows()
+            values = few_values(rows, self.observation_names, self.columns)
+            vars(self)["_coverage"] = measure_coverage(rows, self.action_names, values)
+        return vars(self)["_coverage"]
 
 
 def indicators(actions: np.ndarray, num_actions: int) -> np.ndarray:

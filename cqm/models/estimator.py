@@ -37,8 +37,7 @@ from cqm.calibration import Groups, group_labels
 from cqm.columns import Column, check_columns
 from cqm.display import html_facts, text_facts
 from cqm.logs.dataset import Logs
-from cqm.logs.files import CONFIG as LOGS
-from cqm.logs.shards import MANIFEST as LOG_SHARDS
+from cqm.logs.files import holds_logs
 from cqm.logs.trajectories import Trajectories
 from cqm.models.card import hub_metadata, model_facts, write_card
 from cqm.models.files import (
@@ -613,8 +612,7 @@ class Estimator(Parameters, abc.ABC):
 def open_data(directory: str | Path) -> Branches | Trajectories:
     """The branches or logs in a directory."""
     place = checked_path("the data", directory)
-    known = any((place / name).exists() for name in (LOGS, LOG_SHARDS))
-    return Logs.open(place) if known else Branches.open(place)
+    return Logs.open(place) if holds_logs(place) else Branches.open(place)
 
 
 def load_model(path: str | Path) -> Estimator:

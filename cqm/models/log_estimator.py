@@ -187,7 +187,9 @@ class LogEstimator(Estimator):
         """The trajectories as rows with folds, and with checkpoints if there is a directory."""
         rows = replace(logs.folded_rows(self.folds), show_progress=options["show_progress"])
         code = any(hasattr(value, "predict") for value in self.get_params().values())
-        if options["directory"] is None or code:  # a regressor cannot be identified
+        if (
+            options["directory"] is None or self.method != "direct" or code
+        ):  # a regressor cannot be identified
             return rows
         return replace(
             rows, checkpoints=Checkpoints(options["directory"], self._identity(logs.digest()))

@@ -134,9 +134,12 @@ class ResidualModel(LogEstimator):
         if self.baseline_regressor is not None:
             logs = in_memory(logs, "baseline_regressor")
         rows = self._rows(logs, options)
-        logs.coverage(rows).check()
+        logs.coverage(rows.with_prefix("coverage-")).check()
         if self.method == "direct" and self.effect_regressor is None:
-            return self._learn_direct(logs, rows)
+            predictor = self._learn_direct(logs, rows)
+            if rows.checkpoints is not None:
+                rows.checkpoints.remove()
+            return predictor
         logs = in_memory(
             logs, f"method={self.method!r}" if self.effect_regressor is None else "effect_regressor"
         )

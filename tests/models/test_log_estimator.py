@@ -109,23 +109,27 @@ def test_a_fit_that_is_killed_resumes_and_ends_with_the_same_bytes(tmp_path, mon
         model.save(tmp_path / f"{name}-model")
         return files(tmp_path / name), files(tmp_path / f"{name}-model")
 
-    expected = fit("undisturbed")
-    num = 3 * len(expected[0])  # checkpoints that are written
-    read = []
-    monkeypatch.setattr(
-        shards.FileShard, "read", counted(shards.FileShard.read, lambda: read.append(1))
-    )
-    fit("undisturbed")
-    again = len(read)
+    written = []
+    with monkeypatch.context() as patch:
+        reached = rows.Checkpoint.reached
+        patch.setattr(rows.Checkpoint, "reached", counted(reached, lambda: written.append(1)))
+        expected = fit("undisturbed")
+    num = len(written)
+    assert expected[0] == {}  # nothing is left
     for point in (3, num // 2, num - 4):
         name = f"killed-{point}"
         assert killed_at(point, lambda name=name: fit(name), after=bool(point % 2))
-        before = len(list((tmp_path / name).iterdir()))
-        assert before >= point // 3
+        assert len(list((tmp_path / name).iterdir())) >= point // 3
         assert fit(name) == expected
-    read.clear()
-    ResidualModel(members=2).fit(logs, show_progress=False)
-    assert again < len(read) / 3  # what is finished is not read again
+    read = []
+    assert killed_at(num - 4, lambda: fit("late"))
+    with monkeypatch.context() as patch:
+        read_fn = counted(shards.FileShard.read, lambda: read.append(1))
+        patch.setattr(shards.FileShard, "read", read_fn)
+        fit("late")
+        again = len(read)
+        fit("undisturbed")
+    assert again < (len(read) - again) / 3  # what is finished is not read again
 
 
 def counted(function, note_fn):
@@ -142,12 +146,13 @@ def files(directory):
 
 def test_checkpoints_belong_to_one_model_and_one_set_of_logs(tmp_path):
     logs = recorded("known", num=400)
-    ResidualModel(members=2).fit(logs, directory=tmp_path)
-    ResidualModel(members=2).fit(logs, directory=tmp_path)
+    assert killed_at(10, lambda: ResidualModel(members=2).fit(logs, directory=tmp_path))
     with pytest.raises(ValueError, match="different settings or data"):
         ResidualModel(members=3).fit(logs, directory=tmp_path)
     with pytest.raises(ValueError, match="different settings or data"):
         ResidualModel(members=2).fit(recorded("known", num=400, seed=1), directory=tmp_path)
+    ResidualModel(members=2).fit(logs, directory=tmp_path)
+    ResidualModel(members=3).fit(logs, directory=tmp_path)
 
 
 FIT = """
