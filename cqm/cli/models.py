@@ -16,11 +16,13 @@ from cqm.branches.dataset import Branches
 from cqm.cli.ranking import answer_row, answers_by_state, write_ranking
 from cqm.cli.shared import Directory, Json, as_json, default, refuse_existing, says_what_is_kept
 from cqm.display import counted, text_table
+from cqm.logs.files import holds_logs
 from cqm.names import shortened
 from cqm.progress import say
 
 if TYPE_CHECKING:
     from cqm.logs.dataset import Logs
+    from cqm.logs.trajectories import Trajectories
     from cqm.models.answers import RewardAnswer
     from cqm.models.estimator import Estimator
     from cqm.models.projections import LogVerdict
@@ -74,7 +76,7 @@ class Fit:
     def run(self) -> int:
         """Fit, save, and print the model card."""
         say(f"Loading {self.directory}")
-        from_logs = self.estimator != "branched" or (self.directory / "logs.json").exists()
+        from_logs = self.estimator != "branched" or holds_logs(self.directory)
         with says_what_is_kept(self._kept):
             model = self._fit_logs() if from_logs else self._fit_branches()
         if isinstance(self.calibration, Path):
@@ -84,7 +86,7 @@ class Fit:
         print(f"{model.summary()}\nsaved in {self.out}")
         return 0
 
-    def _check_calibration(self, data: Branches | Logs) -> None:
+    def _check_calibration(self, data: Branches | Trajectories) -> None:
         """Refuse calibration branches that share states with the data, before a long training."""
         if isinstance(self.calibration, Path):
             from cqm.models.provenance import Provenance
@@ -97,8 +99,11 @@ class Fit:
     def _kept(self) -> str:
         """What a stopped fit leaves behind, in words."""
         from cqm.models.training import checkpointed_updates
+        from cqm.rows import ENDING
 
         steps = checkpointed_updates(self.out)
+        if not steps and any(self.out.glob(f"*{ENDING}")):
+            return f"sums over the logs are kept in {self.out}; rerun the command to resume"
         if not steps:
             return "nothing was kept; rerun the command to start again"
         runs = ", ".join(f"{name}: {counted(step, 'update')}" for name, step in steps.items())
@@ -161,7 +166,7 @@ class Fit:
                     f"--{name} is for branches, but --estimator {self.estimator} learns from "
                     "logs; leave it out"
                 )
-        if not (self.directory / "logs.json").exists():
+        if not holds_logs(self.directory):
             raise ValueError(
                 f"--estimator {self.estimator} learns from logs, but {self.directory} contains "
                 "none; write some there with cqm.Logs.save"
@@ -173,7 +178,7 @@ class Fit:
             updates=self.updates,
             seed=self.seed,
         )
-        logs = Logs.load(self.directory)
+        logs = Logs.open(self.directory)
         self._check_calibration(logs)
         print(logs.coverage())
         return model.fit(logs, directory=self.out, show_progress=True)
@@ -347,7 +352,7 @@ class Ask:
         from cqm.models.estimator import load_model
         from cqm.models.log_estimator import LogEstimator
 
-        if (self.directory / "logs.json").exists():
+        if holds_logs(self.directory):
             if self.logs is not None:
                 raise ValueError(f"{self.directory} contains logs already; leave out --logs")
             logs = Logs.load(self.directory)

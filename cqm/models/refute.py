@@ -38,7 +38,7 @@ from cqm.models.leaks import (
     repeated_rows,
     told_actions,
 )
-from cqm.models.log_bases import bases_of, on_state, regress, repeated_cells
+from cqm.models.log_bases import bases_of, drawn_waves, on_state, regress, repeated_cells
 from cqm.models.preprocessing import input_coordinates
 from cqm.models.propensities import estimated_propensities, taken_actions
 from cqm.models.sensitivity import observed_strengths, robustness
@@ -46,7 +46,8 @@ from cqm.models.subspace import later_regressors
 from cqm.names import shortened, unknown
 from cqm.progress import progress
 from cqm.queries import Query
-from cqm.regression import RandomFourierFeatures, fold_numbers, one_thread
+from cqm.regression import fold_numbers, one_thread
+from cqm.rows import Rows
 from cqm.verdicts import NOTE_WIDTH
 
 if TYPE_CHECKING:
@@ -189,11 +190,12 @@ class _Case:
     def explain(self, outcomes: np.ndarray) -> np.ndarray:
         """What the state explains of outcomes `[n, outcomes]`, cross-fitted."""
         logs, rng = self.logs, np.random.default_rng(self.model.seed)
-        seen, folds = _whitened(logs), fold_numbers(len(logs), _FOLDS, logs.groups)
-        waves = [RandomFourierFeatures.draw(seen, _WAVES, rng)]
-        bases = bases_of(seen, waves, repeated_cells(logs.observations))
-        candidates = on_state(bases, later_regressors(logs, seen))
-        return regress(candidates, outcomes, folds, logs.groups).predictions
+        rows = _rows(logs).having(targets=outcomes)
+        rows = rows.having(main_inputs=lambda block: block["inputs"])
+        waves = drawn_waves(rows, _WAVES, 1, rng)
+        bases = bases_of(rows.shape("inputs")[0], waves, repeated_cells(rows))
+        design = on_state(later_regressors(logs, len(logs)))
+        return rows.array(regress(bases, design, rows, lambda block: block["targets"]).predict_fn)
 
     @cached_property
     def skipped_copies(self) -> np.ndarray:
@@ -219,8 +221,8 @@ class _Case:
         """Known or estimated propensities of other logs, `[n, actions]`."""
         if logs.propensities is not None:
             return logs.propensities
-        folds = fold_numbers(len(logs), _FOLDS, logs.groups)
-        return estimated_propensities(logs, _whitened(logs), folds, self.model.seed)
+        rows = _rows(logs)
+        return rows.array(estimated_propensities(rows, self.model.seed))
 
     def contrasts(self, logs: Logs) -> tuple[np.ndarray, np.ndarray]:
         """Average contrasts of all pairs of actions and their standard errors.
@@ -547,9 +549,10 @@ def refute(
     return Refutations(tuple(rows), model.title.lower(), len(logs))
 
 
-def _whitened(logs: Logs) -> np.ndarray:
-    """The observations in coordinates of unit scale, `[n, inputs]`."""
-    return input_coordinates("whiten", logs.observations, None)(logs.observations)
+def _rows(logs: Logs) -> Rows:
+    """The decisions in folds, with their observations in coordinates of unit scale as `inputs`."""
+    seen = input_coordinates("whiten", logs.observations, None)(logs.observations)
+    return logs.folded_rows(_FOLDS).having(inputs=seen)
 
 
 def _tested(
