@@ -142,23 +142,6 @@ def predicting():
     return markdown(header, lines)
 
 
-def collecting():
-    """How fast branches are collected today, relative to an earlier version."""
-    return markdown(
-        ["world", "states", "before, states per second", "today", "times as fast"],
-        [
-            [
-                row["world"],
-                f"{int(row['states']):,}",
-                f"{float(row['earlier_states_per_second']):,.0f}",
-                f"{float(row['states_per_second']):,.0f}",
-                f"{float(row['times_as_fast']):.1f}",
-            ]
-            for row in rows("collecting.csv")
-        ],
-    )
-
-
 def plan():
     """What a set of 100 million states takes."""
     columns = {
@@ -431,7 +414,6 @@ FILLED = {
     "speed": speed,
     "learning": learning,
     "predicting": predicting,
-    "collecting": collecting,
     "plan": plan,
     "directions": directions,
     "conditioned": conditioned,
