@@ -14,6 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from threadpoolctl import threadpool_limits
 
+from cqm.rows import BLOCK_ROWS
+
 _PENALTIES = 10.0 ** np.arange(-6, 4)  # per row, for regressors of unit size
 _HELD_OUT, _FEWEST_HELD_OUT = 0.1, 500  # groups on which penalties of products are compared
 _WORSE = 1.05  # smaller penalties are not tried once all errors are this much above the least
@@ -79,47 +81,115 @@ def ridge(
     >>> fitted.weights.round(3).ravel().tolist()
     [1.0, 2.0]
     """
-    num, outputs = targets.shape
-    size = _sizes(design, free)
-    rows = [folds == fold for fold in range(folds.max() + 1)]
-    moments = [_moments(design[own], targets[own], size) for own in rows]
-    squares, products = zip(*moments, strict=True)
-    square, product = np.sum(squares, axis=0), np.sum(products, axis=0)
-    errors = np.zeros((len(_PENALTIES), outputs))
-    outside = []  # per fold: axes, variances along them, covariances with the targets, rows
-    for own, part, joint in zip(rows, squares, products, strict=True):
-        values, axes = np.linalg.eigh(square - part)
-        values, projected = np.maximum(values, 0)[:, None], axes.T @ (product - joint)
-        others = num - int(own.sum())
-        inside = design[own] @ (size[:, None] * axes)
-        for i, penalty in enumerate(_PENALTIES):
-            guesses = inside @ (projected / (values + penalty * others))
-            errors[i] += ((guesses - targets[own]) ** 2).sum(axis=0)
-        outside.append((axes, values, projected, others))
-    penalties = _PENALTIES[errors.argmin(axis=0)]
-    by_fold = np.stack([v @ (p / (values + penalties * n)) for v, values, p, n in outside])
-    by_fold = size[:, None] * by_fold
-    weights = size[:, None] * _solved(square, product, penalties * num)
-    predictions = np.empty((num, outputs))
-    for own, part in zip(rows, by_fold, strict=True):
-        predictions[own] = design[own] @ part
+    outputs = targets.shape[1]
+    constant = bool((design[:, 0] == 1).all())
+    shift = targets.mean(axis=0) if constant else np.zeros(outputs)
+    moments = Moments.none(int(folds.max()) + 1, design.shape[1], outputs, shift)
+    blocks = [slice(i, i + BLOCK_ROWS) for i in range(0, len(design), BLOCK_ROWS)]
+    for rows in blocks:
+        moments.add(design[rows], targets[rows], folds[rows])
+    weights, by_fold, penalties = moments.cross_fitted(free)
+    predictions = np.concatenate([by_folds(design[rows], by_fold, folds[rows]) for rows in blocks])
     return Ridge(weights, by_fold, predictions, penalties)
 
 
-def ridge_weights(
-    design: np.ndarray, targets: np.ndarray, penalties: np.ndarray, *, free: Sequence[int] = (0,)
-) -> np.ndarray:
-    """Weights `[regressors, outputs]` of a ridge regression whose penalties are given.
+def by_folds(design: np.ndarray, weights: np.ndarray, folds: np.ndarray) -> np.ndarray:
+    """Predictions `[n, outputs]` with each row's weights, of `[folds, regressors, outputs]`."""
+    predictions = np.empty((len(design), weights.shape[2]))
+    for fold, part in enumerate(weights):
+        own = np.flatnonzero(folds == fold)
+        predictions[own] = design[own] @ part
+    return predictions
 
-    Args:
-        design: Regressors, `[n, regressors]`.
-        targets: Values to explain, `[n, outputs]`.
-        penalties: Penalty of each output, per row, `[outputs]`.
-        free: Columns of the design that are not shrunk, such as the constant.
+
+@dataclass(frozen=True)
+class Moments:
+    """Second moments of regressors and targets, summed over the rows of each fold.
+
+    They are all that a ridge regression needs: weights, and the errors on held-out folds. Errors
+    are differences of large sums if the targets have a large mean, so a shift can be subtracted
+    from them; the first regressor must then be a constant one.
     """
-    size = _sizes(design, free)
-    square, product = _moments(design, targets, size)
-    return size[:, None] * _solved(square, product, penalties * len(design))
+
+    counts: np.ndarray  # [folds]
+    squares: np.ndarray  # [folds, regressors, regressors]
+    products: np.ndarray  # [folds, regressors, outputs]
+    totals: np.ndarray  # [folds, outputs], squares of the targets
+    shift: np.ndarray  # [outputs], subtracted from the targets
+
+    @classmethod
+    def none(cls, folds: int, regressors: int, outputs: int, shift: np.ndarray) -> Moments:
+        """Moments of no rows."""
+        return cls(
+            np.zeros(folds),
+            np.zeros((folds, regressors, regressors)),
+            np.zeros((folds, regressors, outputs)),
+            np.zeros((folds, outputs)),
+            shift,
+        )
+
+    def sums(self) -> dict[str, np.ndarray]:
+        """The arrays that rows are added to."""
+        return {name: values for name, values in vars(self).items() if name != "shift"}
+
+    def add(self, design: np.ndarray, targets: np.ndarray, folds: np.ndarray) -> None:
+        """Add rows."""
+        targets = targets - self.shift
+        for fold in range(len(self.counts)):
+            own = np.flatnonzero(folds == fold)
+            part, wanted = design[own], targets[own]
+            self.counts[fold] += len(own)
+            self.squares[fold] += part.T @ part
+            self.products[fold] += part.T @ wanted
+            self.totals[fold] += (wanted**2).sum(axis=0)
+
+    def part(self, columns: Sequence[int]) -> Moments:
+        """The moments of some of the regressors."""
+        squares = self.squares[:, columns][:, :, columns]
+        return Moments(self.counts, squares, self.products[:, columns], self.totals, self.shift)
+
+    def cross_fitted(self, free: Sequence[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Weights of all rows, weights of the rows outside each fold, and penalties per output.
+
+        Args:
+            free: Regressors that are not shrunk, such as the constant.
+        """
+        size, squares, products = self._scaled(free)
+        square, product, num = squares.sum(axis=0), products.sum(axis=0), self.counts.sum()
+        errors = np.zeros((len(_PENALTIES), self.totals.shape[1]))
+        outside = []  # per fold: axes, variances along them, covariances with the targets, rows
+        for fold, count in enumerate(self.counts):
+            values, axes = np.linalg.eigh(square - squares[fold])
+            values = np.maximum(values, 0)[:, None]
+            projected = axes.T @ (product - products[fold])
+            others = num - count
+            spread = axes.T @ squares[fold] @ axes
+            # What the shift takes from the targets, it takes from the weight of the constant.
+            taken = axes[0][:, None] * self.shift / size[0]
+            joint = axes.T @ products[fold] - spread @ taken
+            for i, penalty in enumerate(_PENALTIES):
+                own = projected / (values + penalty * others) - taken
+                explained = (own * (2 * joint - spread @ own)).sum(axis=0)
+                errors[i] += np.maximum(self.totals[fold] - explained, 0)
+            outside.append((axes, values, projected, others))
+        penalties = _PENALTIES[errors.argmin(axis=0)]
+        by_fold = np.stack([v @ (p / (values + penalties * n)) for v, values, p, n in outside])
+        by_fold = size[:, None] * by_fold
+        return size[:, None] * _solved(square, product, penalties * num), by_fold, penalties
+
+    def weights(self, penalties: np.ndarray, free: Sequence[int]) -> np.ndarray:
+        """Weights `[regressors, outputs]` of all rows with given penalties, per row."""
+        size, squares, products = self._scaled(free)
+        shrinkage = penalties * self.counts.sum()
+        return size[:, None] * _solved(squares.sum(axis=0), products.sum(axis=0), shrinkage)
+
+    def _scaled(self, free: Sequence[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Factors of the regressors, and moments of regressors with these, without the shift."""
+        energies = np.einsum("frr->r", self.squares) / max(1.0, self.counts.sum())
+        size, chosen = np.ones(len(energies)), list(free)
+        size[chosen] = _UNPENALISED / np.where(energies > 0, np.sqrt(energies), 1.0)[chosen]
+        products = self.products + self.squares[:, :, :1] * self.shift
+        return size, self.squares * size * size[:, None], products * size[:, None]
 
 
 def _sizes(design: np.ndarray, free: Sequence[int]) -> np.ndarray:
@@ -128,13 +198,6 @@ def _sizes(design: np.ndarray, free: Sequence[int]) -> np.ndarray:
     scale = np.linalg.norm(design[:, free], axis=0) / np.sqrt(len(design))
     size[free] = _UNPENALISED / np.where(scale > 0, scale, 1.0)
     return size
-
-
-def _moments(
-    design: np.ndarray, targets: np.ndarray, size: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Second moments of the regressors times their factors, and with the targets."""
-    return design.T @ design * size * size[:, None], design.T @ targets * size[:, None]
 
 
 def _solved(square: np.ndarray, product: np.ndarray, penalties: np.ndarray) -> np.ndarray:
@@ -299,13 +362,26 @@ def fold_numbers(
             row is a group.
         seed: Random seed for the assignment.
     """
-    names, own = np.unique(np.arange(num) if groups is None else groups, return_inverse=True)
-    if not 2 <= folds <= len(names):
-        units = "trajectories" if groups is None else "groups of trajectories"
-        raise ValueError(
-            f"folds must be between 2 and the number of {units}, {len(names)}; got {folds}"
-        )
-    return (np.random.default_rng(seed).permutation(len(names)) % folds)[own]
+    if groups is None:
+        return unit_folds(num, folds, "trajectories", seed=seed)
+    names, own = np.unique(groups, return_inverse=True)
+    return unit_folds(len(names), folds, "groups of trajectories", seed=seed)[own]
+
+
+def unit_folds(num: int, folds: int, units: str, *, seed: int = 0) -> np.ndarray:
+    """Fold of each of `num` independent units, drawn at random."""
+    if not 2 <= folds <= num:
+        raise ValueError(f"folds must be between 2 and the number of {units}, {num}; got {folds}")
+    order = shuffled(num, seed=seed)
+    np.remainder(order, folds, out=order)
+    return order.astype(np.int16 if folds < 2**15 else np.int64)
+
+
+def shuffled(num: int, *, seed: int = 0) -> np.ndarray:
+    """The numbers below `num` in random order, in half the memory if it is not enormous."""
+    order = np.arange(num, dtype=np.int32 if num < 2**31 else np.int64)
+    np.random.default_rng(seed).shuffle(order)
+    return order
 
 
 @dataclass(frozen=True)
@@ -322,8 +398,15 @@ class RandomFourierFeatures:
     @classmethod
     def draw(cls, inputs: np.ndarray, num: int, rng: np.random.Generator) -> RandomFourierFeatures:
         """Draw `num` cosines at the scale of the inputs `[n, inputs]`."""
-        spread = max(float(np.sqrt(inputs.var(axis=0).sum())), 1e-12)
-        frequencies = rng.standard_normal((inputs.shape[1], num)) / spread
+        spread = float(np.sqrt(inputs.var(axis=0).sum()))
+        return cls.at_scale(spread, inputs.shape[1], num, rng)
+
+    @classmethod
+    def at_scale(
+        cls, spread: float, num_inputs: int, num: int, rng: np.random.Generator
+    ) -> RandomFourierFeatures:
+        """Draw `num` cosines at a scale, the root of the summed variances of the inputs."""
+        frequencies = rng.standard_normal((num_inputs, num)) / max(spread, 1e-12)
         return cls(frequencies * rng.choice(_SCALES, num), rng.uniform(0, 2 * np.pi, num))
 
     def __call__(self, inputs: np.ndarray) -> np.ndarray:
@@ -483,16 +566,28 @@ def shrunk_covariance(residuals: np.ndarray) -> np.ndarray:
     The amount of shrinkage is the ratio of the summed sampling variances of the off-diagonal
     correlations to their summed squares, so it vanishes as data are added.
     """
-    num, size = residuals.shape
-    scale = np.sqrt((residuals**2).mean(axis=0))
+    squares = residuals**2
+    return covariance_of_moments(len(residuals), residuals.T @ residuals, squares.T @ squares)
+
+
+def covariance_of_moments(num: int, products: np.ndarray, fourth: np.ndarray) -> np.ndarray:
+    """The shrunk covariance, from sums over the rows.
+
+    Args:
+        num: Number of rows.
+        products: Sums of the products of two values, `[d, d]`.
+        fourth: Sums of the products of two squared values, `[d, d]`.
+    """
+    size = len(products)
+    scale = np.sqrt(np.diag(products) / num)
     scale = np.where(scale > 0, scale, 1.0)
-    unit = residuals / scale
-    correlation = unit.T @ unit / num
-    spread = (unit**2).T @ unit**2 / num - correlation**2
+    units = scale * scale[:, None]
+    correlation = products / num / units
+    spread = fourth / num / units**2 - correlation**2
     off = ~np.eye(size, dtype=bool)
     amount = np.clip(spread[off].sum() / num / max(np.sum(correlation[off] ** 2), 1e-300), 0, 1)
     correlation[off] *= 1 - amount
-    return correlation * scale * scale[:, None]
+    return correlation * units
 
 
 def inverse_root(covariance: np.ndarray, *, floor: float = 1e-6) -> np.ndarray:
@@ -530,8 +625,8 @@ class Table:
     def numbers(self, values: np.ndarray) -> np.ndarray:
         """The number of each row, `[n]`; −1 for a row outside the table."""
         numbers = {row.tobytes(): i for i, row in enumerate(self.rows)}
-        rows = np.ascontiguousarray(values) + 0.0
-        return np.array([numbers.get(row.tobytes(), -1) for row in rows], dtype=int)
+        rows, own = np.unique(np.ascontiguousarray(values) + 0.0, axis=0, return_inverse=True)
+        return np.array([numbers.get(row.tobytes(), -1) for row in rows], int)[own.ravel()]
 
 
 def mean_by(cells: np.ndarray, num_cells: int, values: np.ndarray) -> np.ndarray:

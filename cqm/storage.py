@@ -233,6 +233,16 @@ def canonical_json(value: Any) -> str:
     )
 
 
+def plain_json(value: Any) -> Any:
+    """A value as it would be read back: lists in place of tuples, Python's own numbers."""
+    return json.loads(canonical_json(value))
+
+
+def sha256_json(value: Any) -> str:
+    """The SHA-256 of a JSON value."""
+    return hashlib.sha256(canonical_json(value).encode()).hexdigest()
+
+
 def encode_json(value: Any) -> bytes:
     """Human-readable JSON: indented, keys in the order given."""
     return (json.dumps(value, indent=2, allow_nan=False, default=_plain_number) + "\n").encode()
@@ -286,7 +296,7 @@ def write_json(path: str | Path, value: Any) -> None:
 
 def write_sealed(path: str | Path, content: Mapping[str, Any]) -> None:
     """Write a JSON object atomically, with a checksum of its content under the key `seal`."""
-    write_json(path, {**content, SEAL: _json_seal(content)})
+    write_json(path, {**content, SEAL: sha256_json(content)})
 
 
 def read_sealed(
@@ -314,7 +324,7 @@ def read_sealed(
     seal = content.pop(SEAL, None)
     older = seal is None and content.get("schema", 1) in range(1, sealed_since)
     try:
-        intact = older or seal == _json_seal(content)
+        intact = older or seal == sha256_json(content)
     except RecursionError:  # nested more deeply than anything that is written
         intact = False
     if not intact:
@@ -402,10 +412,6 @@ def read_described(
 
 def _next(path: Path) -> Path:
     return path.with_name(f"{path.name}.next")
-
-
-def _json_seal(content: Mapping[str, Any]) -> str:
-    return hashlib.sha256(canonical_json(content).encode()).hexdigest()
 
 
 def append_line(path: str | Path, value: Any) -> None:
@@ -512,7 +518,7 @@ def read_sealed_arrays(
 def _arrays_seal(arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> str:
     layout = {name: [str(values.dtype), *values.shape] for name, values in arrays.items()}
     content = {"metadata": dict(metadata), "layout": layout, "sha256": sha256_arrays(arrays)}
-    return _json_seal(content)
+    return sha256_json(content)
 
 
 def sha256(path: str | Path) -> str:

@@ -638,7 +638,7 @@ def test_the_answers_of_a_calibrated_model_are_labelled(tmp_path, capsys):
 COMMANDS = [
     *("worlds", "worlds list", "worlds check", "collect", "audit"),
     *("logs", "logs import", "logs check", "logs effects"),
-    *("fit", "query", "reproduce", "report"),
+    *("fit", "query", "refute", "reproduce", "report"),
 ]
 
 

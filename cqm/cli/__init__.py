@@ -16,7 +16,7 @@ from cqm import __version__
 from cqm.cli.branches import REGISTRY, Audit, Collect
 from cqm.cli.experiments import Ablate, Report, Reproduce
 from cqm.cli.logs import LogsCheck, LogsCommand, LogsEffects, LogsImport
-from cqm.cli.models import Ask, Fit
+from cqm.cli.models import Ask, Fit, Refute
 from cqm.cli.worlds import Worlds, WorldsCheck, WorldsList
 from cqm.names import unknown
 from cqm.progress import say
@@ -33,6 +33,7 @@ COMMANDS: dict[str, type] = {
     "logs effects": LogsEffects,
     "fit": Fit,
     "query": Ask,
+    "refute": Refute,
     "reproduce": Reproduce,
     "ablate": Ablate,
     "report": Report,

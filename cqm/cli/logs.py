@@ -115,7 +115,7 @@ class LogsCheck:
         say(f"Loading {self.directory}")
         from cqm.logs.dataset import Logs
 
-        coverage = Logs.load(self.directory).coverage()
+        coverage = Logs.open(self.directory).coverage()
         print(json.dumps(coverage.to_json(), indent=2) if self.json else coverage)
         return 1 if coverage.problems else 0
 

@@ -1,4 +1,4 @@
-"""`cqm fit` and `cqm query`: fit effect models, and query them with rewards."""
+"""`cqm fit`, `cqm query` and `cqm refute`: effect models fitted, asked and doubted."""
 
 from __future__ import annotations
 
@@ -9,17 +9,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
+import tyro
 
 from cqm.arguments import whole_number
 from cqm.branches.dataset import Branches
 from cqm.cli.ranking import answer_row, answers_by_state, write_ranking
 from cqm.cli.shared import Directory, Json, as_json, default, refuse_existing, says_what_is_kept
 from cqm.display import counted, text_table
+from cqm.logs.files import holds_logs
 from cqm.names import shortened
 from cqm.progress import say
 
 if TYPE_CHECKING:
     from cqm.logs.dataset import Logs
+    from cqm.logs.trajectories import Trajectories
     from cqm.models.answers import RewardAnswer
     from cqm.models.estimator import Estimator
     from cqm.models.projections import LogVerdict
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
     from cqm.worlds.contract import World
 
 
+LogsDirectory = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="LOGS")]
 Candidate = Literal["constant", "ridge", "direct", "unrolled"]
 _FIXED_BY_PAPER = ("candidates", "budget", "updates", "validation", "width", "members")
 
@@ -72,7 +76,7 @@ class Fit:
     def run(self) -> int:
         """Fit, save, and print the model card."""
         say(f"Loading {self.directory}")
-        from_logs = self.estimator != "branched" or (self.directory / "logs.json").exists()
+        from_logs = self.estimator != "branched" or holds_logs(self.directory)
         with says_what_is_kept(self._kept):
             model = self._fit_logs() if from_logs else self._fit_branches()
         if isinstance(self.calibration, Path):
@@ -82,7 +86,7 @@ class Fit:
         print(f"{model.summary()}\nsaved in {self.out}")
         return 0
 
-    def _check_calibration(self, data: Branches | Logs) -> None:
+    def _check_calibration(self, data: Branches | Trajectories) -> None:
         """Refuse calibration branches that share states with the data, before a long training."""
         if isinstance(self.calibration, Path):
             from cqm.models.provenance import Provenance
@@ -95,8 +99,11 @@ class Fit:
     def _kept(self) -> str:
         """What a stopped fit leaves behind, in words."""
         from cqm.models.training import checkpointed_updates
+        from cqm.rows import ENDING
 
         steps = checkpointed_updates(self.out)
+        if not steps and any(self.out.glob(f"*{ENDING}")):
+            return f"sums over the logs are kept in {self.out}; rerun the command to resume"
         if not steps:
             return "nothing was kept; rerun the command to start again"
         runs = ", ".join(f"{name}: {counted(step, 'update')}" for name, step in steps.items())
@@ -159,7 +166,7 @@ class Fit:
                     f"--{name} is for branches, but --estimator {self.estimator} learns from "
                     "logs; leave it out"
                 )
-        if not (self.directory / "logs.json").exists():
+        if not holds_logs(self.directory):
             raise ValueError(
                 f"--estimator {self.estimator} learns from logs, but {self.directory} contains "
                 "none; write some there with cqm.Logs.save"
@@ -171,7 +178,7 @@ class Fit:
             updates=self.updates,
             seed=self.seed,
         )
-        logs = Logs.load(self.directory)
+        logs = Logs.open(self.directory)
         self._check_calibration(logs)
         print(logs.coverage())
         return model.fit(logs, directory=self.out, show_progress=True)
@@ -345,7 +352,7 @@ class Ask:
         from cqm.models.estimator import load_model
         from cqm.models.log_estimator import LogEstimator
 
-        if (self.directory / "logs.json").exists():
+        if holds_logs(self.directory):
             if self.logs is not None:
                 raise ValueError(f"{self.directory} contains logs already; leave out --logs")
             logs = Logs.load(self.directory)
@@ -455,3 +462,50 @@ class Ask:
             show_progress=False,
         )
         return sample.observations, ()
+
+
+@dataclass(frozen=True)
+class Refute:
+    """Try to refute a model fitted from logs: placebos, leaks, and hidden causes.
+
+    Example: cqm refute plant-model plant-logs --reward harvest
+
+    Returns 0 if nothing failed, 1 if a refuter failed, 2 if the model or logs cannot be used.
+    """
+
+    directory: Directory
+    """Directory of the model."""
+    logs: LogsDirectory
+    """Directory of the logs that the model was fitted to."""
+    reward: Annotated[str | None, default("every outcome")] = None
+    """Formula over the outcomes, which says which action is best; if it starts with a minus sign,
+    write --reward="-x"."""
+    refuters: Annotated[tuple[str, ...], default("all")] = ()
+    """Names of some refuters, such as placebo or hidden-cause."""
+    seed: int = 0
+    """Random seed for placebos, random causes and halves."""
+    json: Json = False
+
+    def run(self) -> int:
+        """Print what the refuters found; returns 1 if one of them failed."""
+        say(f"Loading {self.directory}")
+        from dataclasses import asdict
+
+        from cqm.logs.dataset import Logs
+        from cqm.models.estimator import load_model
+        from cqm.models.log_estimator import LogEstimator
+        from cqm.queries import Query
+
+        model = load_model(self.directory)
+        if not isinstance(model, LogEstimator):
+            raise ValueError(
+                f"refuters are for models fitted from logs; {self.directory} was fitted from "
+                "branches, which cqm audit checks"
+            )
+        logs = Logs.load(self.logs)
+        query = None if self.reward is None else Query.formula(self.reward, logs)
+        found = model.refute(
+            logs, query, refuters=self.refuters or None, seed=self.seed, show_progress=True
+        )
+        print(as_json({"passed": found.passed, **asdict(found)}) if self.json else found)
+        return 0 if found.passed else 1

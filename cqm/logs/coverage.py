@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,8 @@ from scipy.special import bdtr
 
 from cqm.display import counted, text_table
 from cqm.logs.overlap import CHANCE, RARE, Values, measure_overlap
-from cqm.regression import fold_numbers, one_thread, ridge
+from cqm.regression import Moments, by_folds, fold_numbers, one_thread
+from cqm.rows import Block, ColumnFn, Rows, Sums, zeros
 from cqm.warn import warn_user
 
 REGIONS = 20  # maximum number of regions
@@ -20,6 +21,7 @@ REGION_SIZE = 100  # minimum number of decisions per region
 PRODUCTS = 300  # maximum number of products of observations; above it, squares only
 SIGNIFICANT = 5.0  # standard errors by which frequencies may differ from known propensities
 FEW = 100.0  # effective sample size below which an effect is poorly estimated
+_RANKED_ROWS = 2**18  # enough rows to divide decisions into regions
 SHOWN_GAPS = 3  # actions that are said to be missing somewhere
 
 
@@ -138,94 +140,203 @@ class Coverage:
 
 @one_thread()
 def measure_coverage(
-    observations: np.ndarray,
-    actions: np.ndarray,
-    action_names: Sequence[str],
-    propensities: np.ndarray | None = None,
-    values: Mapping[str, Values] | None = None,
+    rows: Rows, action_names: Sequence[str], values: Mapping[str, Values] | None = None
 ) -> Coverage:
     """Measure the coverage of decisions.
 
     Args:
-        observations: `[n, observations]`.
-        actions: Candidate actions taken, `[n]`.
+        rows: The decisions, with columns `observations`, `taken` (indicators of the actions) and,
+            if they are known, `propensities`; by default these are estimated per region.
         action_names: Names of the candidate actions.
-        propensities: `[n, actions]`; estimated per region by default.
         values: Those of columns that have few, by column; see `few_values`.
     """
-    taken = (actions[:, None] == np.arange(len(action_names))).astype(float)
-    regions = _regions(observations, taken)
-    sizes = np.bincount(regions[:, 0])
-    shares = _region_sums(regions, taken) / sizes[:, None]
-    used = propensities
-    if used is None:
+    known = "propensities" in rows.columns
+    low, high = _ranges(rows)
+    regions_fn, num_regions = _regions(rows, low, high)
+    sums = _region_sums(rows, regions_fn, num_regions, known)
+    sizes, taken = sums["sizes"], sums["taken"]
+    shares = taken / sizes
+    if known:
+        smallest, inverse, squares = (sums[name] for name in ("smallest", "inverse", "squares"))
+    else:
         # Regions are in order of increasing probability, so a later one with a smaller share is due
         # to chance, and is pooled with its neighbours.
-        pooled = [isotonic_regression(share, weights=sizes).x for share in shares.T]
-        used = np.take_along_axis(np.stack(pooled, axis=1), regions, axis=0)
-    inverse = taken / np.maximum(used, 1e-12)
-    effective = inverse.sum(axis=0) ** 2 / np.maximum((inverse**2).sum(axis=0), 1e-12)
-    known = propensities is not None
-    overlap = measure_overlap(taken, action_names, used, values or {}, known=known)
+        columns = zip(shares.T, sizes.T, strict=True)
+        pooled = np.stack([isotonic_regression(own, weights=w).x for own, w in columns], axis=1)
+        smallest, used = pooled.min(), np.maximum(pooled, 1e-12)
+        inverse, squares = (taken / used).sum(axis=0), (taken / used**2).sum(axis=0)
+        rows = rows.having(
+            propensities=lambda block: np.take_along_axis(pooled, regions_fn(block), axis=0)
+        )
+    effective = inverse**2 / np.maximum(squares, 1e-12)
+    overlap = measure_overlap(rows, action_names, values or {}, known=known)
     # The mean over all decisions is not identified without overlap.
-    effective[overlap.lacking(chance=CHANCE / len(sizes)) > 0] = 0
+    effective[overlap.lacking(chance=CHANCE / num_regions) > 0] = 0
     gaps = [overlap.gap(action) for action in range(len(action_names))]
     return Coverage(
-        frequencies=taken.mean(axis=0),
+        frequencies=taken.sum(axis=0) / rows.num,
         regions=shares,
-        region_sizes=sizes,
-        smallest_propensity=float(used.min()),
+        region_sizes=sizes[:, 0].astype(int),
+        smallest_propensity=float(smallest),
         effective_sample_sizes=effective,
-        num_decisions=len(actions),
-        observations_vary=bool((observations != observations[0]).any()),
+        num_decisions=rows.num,
+        observations_vary=bool((low < high).any()),
         propensities_known=known,
         action_names=tuple(action_names),
         gaps=tuple("" if gap is None else gap.place for gap in gaps),
-        mismatch=(
-            "" if propensities is None else _mismatch(regions, taken, propensities, action_names)
-        ),
+        mismatch=_mismatch(sums, action_names) if known else "",
     )
 
 
-def _regions(observations: np.ndarray, taken: np.ndarray) -> np.ndarray:
+def _ranges(rows: Rows) -> tuple[np.ndarray, np.ndarray]:
+    """The smallest and the largest value of every observation."""
+
+    def add(sums: Sums, block: Block) -> None:
+        observations = block["observations"]
+        np.minimum(sums["low"], observations.min(axis=0), out=sums["low"])
+        np.maximum(sums["high"], observations.max(axis=0), out=sums["high"])
+
+    first = rows.head(1)["observations"][0].astype(float)
+    sums = rows.total("ranges", {"low": first.copy(), "high": first.copy()}, add)
+    return sums["low"], sums["high"]
+
+
+def _regions(rows: Rows, low: np.ndarray, high: np.ndarray) -> tuple[ColumnFn, int]:
     """Region of each decision for each action, `[n, actions]`, all of about the same size."""
-    num = len(observations)
-    num_regions = min(REGIONS, num // REGION_SIZE)
-    centred = observations - observations.mean(axis=0)
-    spread = np.abs(centred).max(axis=0, initial=0)
-    unit = centred[:, spread > 0] / spread[spread > 0]
-    if num_regions < 2 or unit.shape[1] == 0:
-        return np.zeros(taken.shape, dtype=int)
-    first, second = np.triu_indices(unit.shape[1])
-    if len(first) > PRODUCTS:
-        first = second = np.arange(unit.shape[1])
-    design = np.concatenate([unit, unit[:, first] * unit[:, second]], axis=1)
-    design = (design - design.mean(axis=0)) / np.maximum(design.std(axis=0), 1e-12)
-    design = np.concatenate([np.ones((num, 1)), design], axis=1)
+    num_actions = rows.shape("taken")[0]
+    num_regions = min(REGIONS, rows.num // REGION_SIZE)
+    if num_regions < 2 or not (low < high).any():
+        return lambda block: np.zeros((len(block), num_actions), int), 1
+    design_fn = _standardised(rows, _products(rows.mean("observations"), low, high))
     # Cross-fitted, because otherwise an action would seem likely wherever it happened to be taken.
-    likely = ridge(design, taken, fold_numbers(num, 5)).predictions
-    ranks = likely.argsort(axis=0, kind="stable").argsort(axis=0, kind="stable")
-    return ranks * num_regions // num
+    folded = replace(rows, num_groups=None).folded(fold_numbers(rows.num, 5))
+    columns = design_fn(rows.head(1)).shape[1]
+    shift = rows.head()["taken"].mean(axis=0)
+    moments = Moments.none(folded.num_folds, columns, num_actions, shift)
+    folded.total(
+        "regions",
+        moments.sums(),
+        lambda sums, block: moments.add(design_fn(block), block["taken"], block["folds"]),
+    )
+    by_fold = moments.cross_fitted((0,))[1]
+    numbers = folded.columns["folds"]  # not the folds of the rows, which keep groups together
+    likely = rows.storing(likely=lambda block: by_folds(design_fn(block), by_fold, numbers(block)))
+    return _ranked(likely, "likely", num_regions), num_regions
 
 
-def _region_sums(regions: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Sums of values `[n, actions]` over the regions of each action, `[regions, actions]`."""
-    columns = zip(regions.T, values.T, strict=True)
-    return np.stack([np.bincount(own, column) for own, column in columns], axis=1)
+def _products(shift: np.ndarray, low: np.ndarray, high: np.ndarray) -> ColumnFn:
+    """Observations of unit size, and their products, `[n, columns]`; squares if there are many."""
+    varying = np.flatnonzero(low < high)
+    size = np.maximum(high - shift, shift - low)[varying]
+    first, second = np.triu_indices(len(varying))
+    if len(first) > PRODUCTS:
+        first = second = np.arange(len(varying))
+
+    def products(block: Block) -> np.ndarray:
+        unit = (block["observations"][:, varying] - shift[varying]) / size
+        return np.concatenate([unit, unit[:, first] * unit[:, second]], axis=1)
+
+    return products
 
 
-def _mismatch(
-    regions: np.ndarray, taken: np.ndarray, propensities: np.ndarray, action_names: Sequence[str]
-) -> str:
+def _standardised(rows: Rows, columns_fn: ColumnFn) -> ColumnFn:
+    """A constant, and columns with mean 0 and standard deviation 1, `[n, 1 + columns]`."""
+    near = columns_fn(rows.head()).mean(axis=0)
+
+    def add(sums: Sums, block: Block) -> None:
+        own = columns_fn(block) - near
+        sums["means"] += own.sum(axis=0)
+        sums["squares"] += np.einsum("nc,nc->c", own, own)
+
+    sums = rows.total("products", zeros(means=near.shape, squares=near.shape), add)
+    rest = sums["means"] / rows.num
+    mean, variance = near + rest, np.maximum(sums["squares"] / rows.num - rest**2, 0)
+    spread = np.maximum(np.sqrt(variance), 1e-12)
+
+    def design(block: Block) -> np.ndarray:
+        own = (columns_fn(block) - mean) / spread
+        return np.concatenate([np.ones((len(own), 1)), own], axis=1)
+
+    return design
+
+
+def _ranked(rows: Rows, name: str, num_regions: int) -> ColumnFn:
+    """The region of each row by the rank of a column's values, `[n, values]`.
+
+    Of equal values, those of earlier rows rank lower. If there are very many rows, the limits of
+    the regions are those of a sample.
+    """
+    numbers = np.arange(min(rows.num, _RANKED_ROWS))
+    if rows.num > _RANKED_ROWS:
+        drawn = np.random.default_rng(0).choice(rows.num, _RANKED_ROWS, replace=False)
+        numbers = np.sort(drawn)
+    sample = np.sort(rows.take(numbers, name)[0], axis=0)
+    ranks = -(-np.arange(1, num_regions) * len(sample) // num_regions)
+    limits = sample[ranks]  # [regions − 1, values]
+    # Rows that are equal to a limit belong below it until there are so many of them.
+    lower = [np.searchsorted(own, own[ranks]) for own in sample.T]
+    below = (ranks[:, None] - np.stack(lower, axis=1)) * (rows.num / len(sample))
+
+    def count(sums: Sums, block: Block) -> None:
+        equal = block[name][:, None] == limits
+        sums["equal"][block.start // rows.block + 1] = equal.sum(axis=0)
+
+    empty = zeros(equal=(rows.num_blocks + 1, *limits.shape))
+    before = np.cumsum(rows.total("ties", empty, count)["equal"], axis=0)  # in earlier blocks
+    values_fn = rows.columns[name]
+
+    def regions(block: Block) -> np.ndarray:
+        values = values_fn(block)[:, None]  # [n, 1, values]
+        equal = values == limits
+        place = before[block.start // rows.block] + np.cumsum(equal, axis=0) - 1
+        return ((values > limits) | (equal & (place >= below))).sum(axis=1)
+
+    return regions
+
+
+def _region_sums(rows: Rows, regions_fn: ColumnFn, num_regions: int, known: bool) -> Sums:
+    """Sums over the regions of each action, `[regions, actions]`, and over all decisions.
+
+    They are `sizes`, and sums of `taken`; if propensities are known also of these (`expected`) and
+    of their `variances`, and over all decisions those of the `inverse` weights and their `squares`,
+    and the `smallest` propensity.
+    """
+    num_actions = rows.shape("taken")[0]
+
+    def by_region(regions: np.ndarray, values: np.ndarray) -> np.ndarray:
+        columns = zip(regions.T, values.T, strict=True)
+        return np.stack([np.bincount(r, v, num_regions) for r, v in columns], axis=1)
+
+    def add(sums: Sums, block: Block) -> None:
+        regions, taken = regions_fn(block), block["taken"]
+        sums["sizes"] += by_region(regions, np.ones(taken.shape))
+        sums["taken"] += by_region(regions, taken)
+        if known:
+            propensities = block["propensities"]
+            inverse = taken / np.maximum(propensities, 1e-12)
+            sums["expected"] += by_region(regions, propensities)
+            sums["variances"] += by_region(regions, propensities * (1 - propensities))
+            sums["inverse"] += inverse.sum(axis=0)
+            sums["squares"] += (inverse**2).sum(axis=0)
+            np.minimum(sums["smallest"], propensities.min(), out=sums["smallest"])
+
+    regional, overall = (num_regions, num_actions), (num_actions,)
+    empty = zeros(sizes=regional, taken=regional, expected=regional, variances=regional)
+    empty |= zeros(inverse=overall, squares=overall) | {"smallest": np.ones(())}
+    return rows.total("region-sums", empty, add)
+
+
+def _mismatch(sums: Sums, action_names: Sequence[str]) -> str:
     """Where actions were taken far more or less often than propensities say; empty if nowhere."""
-    for own in (np.zeros_like(regions), regions):  # over all decisions, and then by region
-        counts, expected = _region_sums(own, taken), _region_sums(own, propensities)
+    names = ("sizes", "taken", "expected", "variances")
+    regional = [sums[name] for name in names]
+    overall = [sums[name].sum(axis=0, keepdims=True) for name in names]
+    for sizes, counts, expected, variances in (overall, regional):
         # One is added because the count of a rare event is far from normally distributed.
-        errors = np.sqrt(_region_sums(own, propensities * (1 - propensities)) + 1)
-        off = np.abs(counts - expected) / errors
+        off = np.abs(counts - expected) / np.sqrt(variances + 1)
         if off.max() > SIGNIFICANT:
             region, action = np.unravel_index(off.argmax(), off.shape)
-            size = np.sum(own[:, action] == region)
+            size = int(sizes[region, action])
             place = f" in region {region + 1} of {len(off)}" if len(off) > 1 else ""
             return (
                 f"action {action_names[action]} makes up {counts[region, action] / size:.2%} of "

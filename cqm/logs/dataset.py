@@ -11,11 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from cqm import storage
 from cqm.arguments import (
     different_texts,
     flag,
@@ -34,11 +35,10 @@ from cqm.branches.dataset import Branches, as_branches, split_size
 from cqm.branches.families import Families
 from cqm.branches.recipe import Continuation, Recipe, draw_actions
 from cqm.columns import Column
-from cqm.display import counted, data_frame, html_facts, named_columns
-from cqm.logs.coverage import Coverage, measure_coverage
-from cqm.logs.files import read_logs, write_logs
-from cqm.logs.overlap import few_values
+from cqm.display import data_frame, named_columns
+from cqm.logs.files import SHARDS, description, read_logs, write_logs
 from cqm.logs.roles import MissingValues, Roles, logs_from_table
+from cqm.logs.trajectories import Trajectories
 from cqm.logs.validate import (
     AXES,
     candidate_rows,
@@ -49,19 +49,22 @@ from cqm.logs.validate import (
     named_actions,
     propensity_rows,
 )
-from cqm.names import checked_action_names, counted_actions, shortened
+from cqm.names import checked_action_names
 from cqm.table_files import read_csv, read_parquet
 from cqm.tables import as_table
 from cqm.worlds.contract import World
 from cqm.worlds.identity import stored_identity
+
+if TYPE_CHECKING:
+    from cqm.logs.shards import ShardedLogs
 
 MAX_TRAJECTORIES = 10**9  # to record
 PropensityFn = Callable[[np.ndarray], np.ndarray]  # observations [n, d] -> [n, actions]
 BehaviourFn = Callable[[np.ndarray], np.ndarray]  # an observation [d] -> probabilities [actions]
 
 
-@dataclass(frozen=True, eq=False)
-class Logs:
+@dataclass(frozen=True, eq=False, repr=False)
+class Logs(Trajectories):
     """Trajectories of the same length, each starting with a decision.
 
     Use `Logs.from_arrays` to make logs from your own arrays.
@@ -413,28 +416,6 @@ class Logs:
     def __len__(self) -> int:
         return len(self.observations)
 
-    def __repr__(self) -> str:
-        known = "unknown" if self.propensities is None else "known"
-        return (
-            f"Logs({self.world['name']}, {counted(len(self), 'trajectory')}, "
-            f"{counted_actions(self.action_names)}, horizon {self.recipe.horizon}, "
-            f"discount {self.recipe.discount}, propensities {known})"
-        )
-
-    def _repr_html_(self) -> str:
-        facts = {
-            "trajectories": f"{len(self):,}",
-            "observations": shortened(self.observation_names),
-            "features": shortened(self.feature_names),
-            "actions": shortened(self.action_names),
-            "horizon": self.recipe.horizon,
-            "discount": self.recipe.discount,
-            "later actions": self.recipe.continuation.describe(self.action_names),
-            "propensities": "unknown" if self.propensities is None else "known",
-        }
-        name = self.world["name"]
-        return html_facts("Logs" if name == "logs" else f"Logs of {name}", facts)
-
     def __getitem__(self, rows: slice | np.ndarray) -> Logs:
         try:
             rows = rows if isinstance(rows, slice) else _row_numbers(rows, len(self))
@@ -472,11 +453,6 @@ class Logs:
         return replace(self, propensities=propensities)
 
     @property
-    def num_actions(self) -> int:
-        """Number of candidate actions."""
-        return len(self.candidate_actions)
-
-    @property
     def first_actions(self) -> np.ndarray:
         """Action taken at each decision, `[n]`."""
         return self.actions[:, 0]
@@ -485,11 +461,6 @@ class Logs:
     def outcomes(self) -> np.ndarray:
         """Discounted feature sums, `[n, features]`."""
         return self.recipe.discounted(self.features)
-
-    @property
-    def features_are_next_observation(self) -> bool:
-        """Whether the features of a step are the observation of the next state."""
-        return self.feature_names == self.observation_names
 
     @property
     def known_families(self) -> Families:
@@ -506,7 +477,15 @@ class Logs:
 
     def row_arrays(self) -> dict[str, Any]:
         """The arrays with one row per trajectory, by name."""
-        return {name: values for name in AXES if (values := getattr(self, name)) is not None}
+        return {name: getattr(self, name) for name in self.array_names()}
+
+    def array_names(self) -> list[str]:
+        """Names of the arrays with one row per trajectory."""
+        return [name for name in AXES if getattr(self, name) is not None]
+
+    def read(self, name: str, start: int, stop: int) -> np.ndarray:
+        """Some rows of one of the arrays."""
+        return getattr(self, name)[start:stop]
 
     def to_pandas(self) -> Any:
         """A `pandas.DataFrame` with one row per trajectory."""
@@ -519,24 +498,32 @@ class Logs:
             }
         )
 
-    def coverage(self) -> Coverage:
-        """Measure how often each action was taken, and where; see `Coverage`."""
-        return measure_coverage(
-            self.observations,
-            self.first_actions,
-            self.action_names,
-            self.propensities,
-            few_values(self.observations, self.observation_names, self.columns),
-        )
+    def digest(self) -> str:
+        """A checksum of the trajectories and of what describes them."""
+        return storage.sha256_json([description(self), storage.sha256_arrays(self.row_arrays())])
 
     def save(self, directory: str | Path) -> None:
         """Write the arrays and a description with their checksum."""
-        write_logs(self, output_directory("directory", directory))
+        place = output_directory("directory", directory)
+        if (place / SHARDS).exists():
+            raise ValueError(f"{place} contains logs in shards; choose another directory")
+        write_logs(self, place)
 
     @classmethod
     def load(cls, directory: str | Path) -> Logs:
-        """Load logs that `save` wrote; raises if the files are damaged."""
-        return read_logs(cls, checked_path("directory", directory))
+        """Load logs that `save` or a `LogWriter` wrote; raises if the files are damaged."""
+        logs = cls.open(directory)
+        return logs if isinstance(logs, Logs) else logs.load()
+
+    @classmethod
+    def open(cls, directory: str | Path) -> Logs | ShardedLogs:
+        """Open logs on disk: those in shards stay there, others are loaded."""
+        from cqm.logs.shards import ShardedLogs
+
+        place = checked_path("directory", directory)
+        if (place / SHARDS).exists():
+            return ShardedLogs.open(place)
+        return read_logs(cls, place)
 
 
 def _identity(world: Any) -> dict[str, Any]:

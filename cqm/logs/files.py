@@ -19,9 +19,11 @@ from cqm.names import stored_action_names
 
 if TYPE_CHECKING:
     from cqm.logs.dataset import Logs
+    from cqm.logs.trajectories import Trajectories
 
 ARRAYS = "logs.safetensors"
 CONFIG = "logs.json"
+SHARDS = "log-shards.json"  # the description of logs in shards
 SCHEMA = 3  # version 0.1 wrote no schema, which counts as 1; seals since 2, columns since 3
 _REPAIR = "save the logs again, or restore the file from a copy"
 
@@ -41,12 +43,9 @@ class Description(msgspec.Struct, forbid_unknown_fields=True):
     columns: list[ColumnFields] = []
 
 
-def write_logs(logs: Logs, directory: Path) -> None:
-    """Write the arrays and a description with their checksum."""
-    arrays = {**logs.row_arrays(), "actions": logs.actions.astype(np.int16)}
+def description(logs: Trajectories) -> dict[str, Any]:
+    """What logs are, without their rows, as JSON values."""
     config: dict[str, Any] = {
-        "schema": SCHEMA,
-        "kind": "logs",
         "world": dict(logs.world),
         "recipe": logs.recipe.to_json(),
         "candidate_actions": logs.candidate_actions.tolist(),
@@ -56,8 +55,24 @@ def write_logs(logs: Logs, directory: Path) -> None:
     }
     if logs.columns:
         config["columns"] = [column.to_json() for column in logs.columns]
-    metadata = {"kind": "cqm logs"}
-    storage.write_described(directory / CONFIG, config, directory / ARRAYS, arrays, metadata)
+    return config
+
+
+def stored_arrays(logs: Logs) -> dict[str, np.ndarray]:
+    """The arrays as files hold them."""
+    return {**logs.row_arrays(), "actions": logs.actions.astype(np.int16)}
+
+
+def holds_logs(directory: Path) -> bool:
+    """Whether there are logs in a directory, in shards or not."""
+    return any((directory / name).exists() for name in (CONFIG, SHARDS))
+
+
+def write_logs(logs: Logs, directory: Path) -> None:
+    """Write the arrays and a description with their checksum."""
+    config = {"schema": SCHEMA, "kind": "logs", **description(logs)}
+    paths, metadata = (directory / CONFIG, directory / ARRAYS), {"kind": "cqm logs"}
+    storage.write_described(paths[0], config, paths[1], stored_arrays(logs), metadata)
 
 
 def read_logs(kind: type[Logs], directory: Path) -> Logs:
@@ -79,16 +94,15 @@ def read_logs(kind: type[Logs], directory: Path) -> Logs:
             f"{directory / CONFIG} was changed, or {ARRAYS} belongs to other logs; {_REPAIR}"
         )
     try:
-        return _restored(kind, config, arrays)
+        return restored(kind, config, arrays)
     except (ValueError, TypeError) as error:
         raise storage.DamagedFileError(
             f"the logs in {directory} are not valid: {error}; {_REPAIR}"
         ) from error
 
 
-def _restored(
-    kind: type[Logs], config: Mapping[str, Any], arrays: Mapping[str, np.ndarray]
-) -> Logs:
+def restored(kind: type[Logs], config: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Logs:
+    """Logs from their description and arrays; raises if these do not fit together."""
     missing = sorted({"observations", "actions", "features"} - set(arrays))
     unknown = sorted(set(arrays) - set(AXES))
     if missing or unknown:

@@ -251,7 +251,8 @@ def cross_fitted(model: LogEstimator, logs: Logs) -> CrossFitted:
     seen = input_coordinates("whiten", observations, None)(observations)
     propensities = logs.propensities
     if propensities is None:
-        propensities = estimated_propensities(logs, seen, folds, model.seed)
+        rows = logs.folded_rows(model.folds).having(inputs=seen)
+        propensities = rows.array(estimated_propensities(rows, model.seed))
     regressors = np.ones((len(logs), 1))
     if seen.shape[1]:
         rng = np.random.default_rng(model.seed)
@@ -279,11 +280,9 @@ def cross_fitted(model: LogEstimator, logs: Logs) -> CrossFitted:
 
 def overlap_of(logs: Logs, made: CrossFitted) -> Overlap:
     """In which decisions of the logs actions are rarely taken."""
-    values = few_values(logs.observations, logs.observation_names, logs.columns)
-    known = logs.propensities is not None
-    return measure_overlap(
-        taken_actions(logs), logs.action_names, made.propensities, values, known=known
-    )
+    rows = logs.rows().having(propensities=made.propensities)
+    values = few_values(rows, logs.observation_names, logs.columns)
+    return measure_overlap(rows, logs.action_names, values, known=logs.propensities is not None)
 
 
 def robust_scores(logs: Logs, made: CrossFitted) -> np.ndarray:
@@ -321,8 +320,8 @@ def _labels(logs: Logs, name: str) -> np.ndarray:
     """The values of an observation, or the categories of a column of text, `[n]`."""
     texts = [column.name for column in logs.columns if column.categories]
     if name in texts:
-        found = few_values(logs.observations, logs.observation_names, logs.columns)[name]
-        return np.array(found.names)[found.codes]
+        found = few_values(logs.rows(), logs.observation_names, logs.columns)[name]
+        return np.array(found.names)[found.find_fn(logs.observations)]
     if name not in logs.observation_names:
         raise unknown("observation", name, [*logs.observation_names, *texts])
     return logs.observations[:, logs.observation_names.index(name)]

@@ -37,6 +37,8 @@ from cqm.calibration import Groups, group_labels
 from cqm.columns import Column, check_columns
 from cqm.display import html_facts, text_facts
 from cqm.logs.dataset import Logs
+from cqm.logs.files import holds_logs
+from cqm.logs.trajectories import Trajectories
 from cqm.models.card import hub_metadata, model_facts, write_card
 from cqm.models.files import (
     CARD,
@@ -133,7 +135,7 @@ class Estimator(Parameters, abc.ABC):
 
     def _fit(
         self,
-        data: Branches | Logs | str | Path,
+        data: Branches | Trajectories | str | Path,
         directory: str | Path | None,
         show_progress: bool | None,
     ) -> Self:
@@ -142,7 +144,8 @@ class Estimator(Parameters, abc.ABC):
             data = open_data(data)
         if not isinstance(data, self.learns_from):
             raise ValueError(
-                f"{type(self).__name__} learns from {self.learns_from.__name__}; got "
+                f"{type(self).__name__} learns from "
+                f"{'Logs' if issubclass(Logs, self.learns_from) else 'Branches'}; got "
                 f"{shown(data)} (EffectModel is for Branches, ResidualModel and "
                 "HindsightModel are for Logs)"
             )
@@ -153,7 +156,7 @@ class Estimator(Parameters, abc.ABC):
         self.predictor_ = self.calibration_ = None
         self.world_, self.recipe_ = dict(data.world), data.recipe
         self.feature_names, self.observation_names = data.feature_names, data.observation_names
-        self.columns_ = data.columns if isinstance(data, Logs) else ()
+        self.columns_ = data.columns if isinstance(data, Trajectories) else ()
         self.candidate_actions_, self.action_names_ = data.candidate_actions, data.action_names
         self.num_examples_ = len(data)
         self.method_, self.training_, self.notes_ = self._default_method(), {}, []
@@ -606,10 +609,10 @@ class Estimator(Parameters, abc.ABC):
         return model
 
 
-def open_data(directory: str | Path) -> Branches | Logs:
+def open_data(directory: str | Path) -> Branches | Trajectories:
     """The branches or logs in a directory."""
     place = checked_path("the data", directory)
-    return Logs.load(place) if (place / "logs.json").exists() else Branches.open(place)
+    return Logs.open(place) if holds_logs(place) else Branches.open(place)
 
 
 def load_model(path: str | Path) -> Estimator:

@@ -26,6 +26,8 @@ from numpy.typing import ArrayLike
 from cqm import storage
 from cqm.bounds import total_mass
 from cqm.logs.dataset import Logs
+from cqm.logs.shards import in_memory
+from cqm.logs.trajectories import Trajectories
 from cqm.models.log_estimator import MEMBERS, WIDTH, LogEstimator, check_cells
 from cqm.models.network import Classifier
 from cqm.models.predictors import FourierPredictor, Predictor, TablePredictor
@@ -118,7 +120,8 @@ class HindsightModel(LogEstimator):
         self._one_of("method", "network", "tabular")
         super()._check_params()
 
-    def _learn(self, logs: Logs, options: Mapping[str, Any]) -> Predictor:
+    def _learn(self, logs: Trajectories, options: Mapping[str, Any]) -> Predictor:
+        logs = in_memory(logs, type(self).__name__)
         logs.coverage().check()
         self._distil_fn: Callable[[np.ndarray], Predictor]
         if self.method == "tabular":
@@ -189,11 +192,11 @@ class HindsightModel(LogEstimator):
         return distil(logs.features)
 
     def _learn_network(self, logs: Logs, options: Mapping[str, Any]) -> Predictor:
-        subspace, inputs, propensities = self._prepared(logs)
-        seen = inputs(logs.observations)
+        subspace, inputs, rows = self._prepared(logs, logs.folded_rows(self.folds))
+        propensities, seen = rows.array("propensities"), inputs(logs.observations)
         rng = np.random.default_rng(self.seed)
         regressors = RandomFourierFeatures.draw(seen, 2 * _WAVES, rng)(seen)
-        folds = self._folds(logs)
+        folds = rows.array("folds")
         events = _surprises(logs.features @ subspace.measures, regressors, folds)
         ratio = self._ratios(logs, seen, events, propensities, folds, options)
         # An exact ratio has mean zero in every state.

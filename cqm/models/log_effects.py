@@ -7,11 +7,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from cqm.models.log_bases import Average, Basis, Candidate, Cells, on_state, regress
+from cqm.models.log_bases import Average, Basis, Cells, Design, regress
 from cqm.models.predictors import FourierPredictor
 from cqm.models.preprocessing import Coordinates
-from cqm.models.propensities import inverse_propensities
+from cqm.models.propensities import inverse_propensity_fn
 from cqm.regression import RandomFourierFeatures
+from cqm.rows import Block, ColumnFn, Rows
 
 _ROWS_PER_SLOPE = 20  # rows per slope that is not shrunk
 _DOUBT_OF_CORRECTIONS = 2.0  # inverse propensities are noisy, so a correction must be clear
@@ -63,37 +64,30 @@ class FittedEffects:
         return replace(predictor, cells=cells.table, deviations=deviations)
 
 
-@dataclass(frozen=True)
-class Decisions:
-    """What the regressions of effects see of logs, one row per decision."""
-
-    taken: np.ndarray  # [n, actions], indicators of the actions taken
-    propensities: np.ndarray  # [n, actions]
-    residuals: np.ndarray  # [n, outputs], outcomes minus what the state explains, cross-fitted
-    inputs: np.ndarray  # [n, inputs], the most important ones first
-    folds: np.ndarray  # [n]
-    groups: np.ndarray | None  # [n]
-
-    def regress(self, candidates: Sequence[Candidate]) -> Average:
-        """Regress the residuals."""
-        return regress(candidates, self.residuals, self.folds, self.groups)
-
-
-def fit_residuals(bases: Sequence[Basis], decisions: Decisions) -> FittedEffects:
+def fit_residuals(bases: Sequence[Basis], rows: Rows, num_actions: int) -> FittedEffects:
     """Effects from residual outcomes (the R-learner of Nie and Wager 2021, with several actions).
 
     What the state explains is subtracted from outcomes, and propensities from the indicators of the
     actions, so that errors in what all actions share do little harm.
+
+    Args:
+        bases: The bases to choose from.
+        rows: The decisions, with columns `taken` (indicators of the actions), `propensities`,
+            `residuals` (outcomes minus what the state explains, cross-fitted) and `folds`.
+        num_actions: Number of actions.
     """
-    coding = contrasts(decisions.taken.shape[1])
-    moved = (decisions.taken - decisions.propensities) @ coding
-    nothing_else = np.empty((len(moved), 0))
-    found = decisions.regress([_candidate(basis, moved, nothing_else, 0) for basis in bases])
+    coding = contrasts(num_actions)
+
+    def make(block: Block, regressors: np.ndarray) -> np.ndarray:
+        return _products((block["taken"] - block["propensities"]) @ coding, regressors)
+
+    design = Design(make, copies=num_actions - 1)
+    found = regress(bases, design, rows, lambda block: block["residuals"], name="effects")
     return FittedEffects(_parts(found, coding), found.describe())
 
 
 def fit_doubly_robust(
-    bases: Sequence[Basis], shared: np.ndarray, decisions: Decisions
+    bases: Sequence[Basis], shared_fn: ColumnFn, rows: Rows, num_actions: int
 ) -> FittedEffects:
     """Effects from an outcome regression, corrected where inverse propensities show that it errs.
 
@@ -104,48 +98,38 @@ def fit_doubly_robust(
 
     Args:
         bases: The bases to choose from.
-        shared: Regressors for what all actions have in common, `[n, ...]`, a constant first.
-        decisions: The decisions to learn from.
+        shared_fn: Regressors for what all actions have in common, `[n, ...]`, a constant first.
+        rows: The decisions; see `fit_residuals`. A column `inputs` has the most important ones
+            first.
+        num_actions: Number of actions.
     """
-    num, num_actions = decisions.taken.shape
-    coding = contrasts(num_actions)
-    moved = (decisions.taken - 1 / num_actions) @ coding
+    num, coding = rows.num, contrasts(num_actions)
     # The same for all bases, so that they are compared by the effects alone.
     few = max(1, num // (_ROWS_PER_SLOPE * (num_actions - 1)))
-    linear = np.concatenate([np.ones((num, 1)), decisions.inputs[:, :few]], axis=1)
-    expected = _products(decisions.propensities @ coding, linear)
-    others = np.concatenate([expected, shared], axis=1)
-    num_free = expected.shape[1] + 1
-    found = decisions.regress([_candidate(basis, moved, others, num_free) for basis in bases])
-    errors = decisions.residuals - found.predictions
-    weights = inverse_propensities(decisions.taken, decisions.propensities) @ coding
-    corrections = (weights[:, :, None] * errors[:, None]).reshape(num, -1)
-    nothing = Basis("nothing", (lambda: np.zeros((num, 1)),), 1, 1)
-    candidates = on_state([nothing, *bases])
+    num_linear = 1 + min(few, rows.shape("inputs")[0])
+
+    def make(block: Block, regressors: np.ndarray) -> np.ndarray:
+        ones = np.ones((len(regressors), 1))
+        linear = np.concatenate([ones, block["inputs"][:, :few]], axis=1)
+        own = _products((block["taken"] - 1 / num_actions) @ coding, regressors)
+        expected = _products(block["propensities"] @ coding, linear)
+        return np.concatenate([own, expected, shared_fn(block)], axis=1)
+
+    design = Design(make, copies=num_actions - 1, others_free=(num_actions - 1) * num_linear + 1)
+    found = regress(bases, design, rows, lambda block: block["residuals"], name="outcomes")
+    weights_fn = inverse_propensity_fn(rows)
+
+    def corrections(block: Block) -> np.ndarray:
+        errors = block["residuals"] - found.predict_fn(block)
+        return ((weights_fn(block) @ coding)[:, :, None] * errors[:, None]).reshape(len(errors), -1)
+
+    nothing = Basis("nothing", (lambda block: np.zeros((len(block["taken"]), 1)),), 1, 1)
+    plain = Design(lambda block, regressors: regressors)
     again = regress(
-        candidates, corrections, decisions.folds, decisions.groups, doubt=_DOUBT_OF_CORRECTIONS
+        [nothing, *bases], plain, rows, corrections, name="corrections", doubt=_DOUBT_OF_CORRECTIONS
     )
     parts = [*_parts(found, coding), *_corrections(again, coding)]
     return FittedEffects(tuple(parts), f"{found.describe()}; corrected by {again.describe()}")
-
-
-def _candidate(basis: Basis, moved: np.ndarray, others: np.ndarray, others_free: int) -> Candidate:
-    """A regression on products of actions and functions of the state, and on others.
-
-    Args:
-        basis: The functions of the state.
-        moved: The actions taken, along contrasts, `[n, contrasts]`.
-        others: Regressors that have no part in the effects, `[n, ...]`.
-        others_free: The first of these, whose weights are not shrunk.
-    """
-    size, num_blocks = basis.size, moved.shape[1]
-    free = [block * size + i for block in range(num_blocks) for i in range(basis.num_free)]
-    free += range(num_blocks * size, num_blocks * size + others_free)
-    return Candidate(
-        basis,
-        lambda regressors: np.concatenate([_products(moved, regressors), others], axis=1),
-        free,
-    )
 
 
 def contrasts(num_actions: int) -> np.ndarray:
@@ -165,8 +149,8 @@ def _products(moved: np.ndarray, regressors: np.ndarray) -> np.ndarray:
 def _parts(found: Average, coding: np.ndarray) -> tuple[Part, ...]:
     """Effects whose regressors are products of contrasts and functions of the state."""
     return tuple(
-        Part(own.basis, [_of_actions(share * fit, own.basis.size, coding) for fit in fits])
-        for own, share, fits in zip(found.candidates, found.weights, found.fitted, strict=True)
+        Part(basis, [_of_actions(share * fit, basis.size, coding) for fit in fits])
+        for basis, share, fits in zip(found.bases, found.weights, found.fitted, strict=True)
         if fits
     )
 
@@ -179,8 +163,7 @@ def _of_actions(fit: np.ndarray, size: int, coding: np.ndarray) -> np.ndarray:
 def _corrections(again: Average, coding: np.ndarray) -> list[Part]:
     """Effects that were regressed on the state alone, contrast by contrast."""
     parts = []
-    for own, share, fits in zip(again.candidates, again.weights, again.fitted, strict=True):
-        basis = own.basis
+    for basis, share, fits in zip(again.bases, again.weights, again.fitted, strict=True):
         if fits and basis.name != "nothing":
             split = [(share * fit).reshape(basis.size, coding.shape[1], -1) for fit in fits]
             parts.append(Part(basis, [np.einsum("ac,scd->asd", coding, each) for each in split]))

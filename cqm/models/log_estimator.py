@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from cqm.arguments import whole_number
+from cqm import storage
+from cqm.arguments import instance, whole_number
 from cqm.logs.dataset import Logs
+from cqm.logs.shards import in_memory
+from cqm.logs.trajectories import Trajectories
 from cqm.models.estimator import Estimator
 from cqm.models.preprocessing import Coordinates, input_coordinates
 from cqm.models.propensities import estimated_propensities, taken_actions
 from cqm.models.subspace import Subspace, visible_subspace
-from cqm.regression import Table, fold_numbers, mean_by
+from cqm.names import shortened
+from cqm.regression import Table, mean_by
+from cqm.rows import Checkpoints, Rows
 from cqm.warn import warn_user
 
 if TYPE_CHECKING:
     from cqm.models.averages import AverageEffects
     from cqm.models.projections import Basis, ProjectedEffects
+    from cqm.models.refute import Refutations
+    from cqm.queries import Query
 
 WIDTH = 256  # default width of hidden layers
 MEMBERS = 8  # default number of sets of random Fourier features
@@ -28,7 +37,7 @@ MEMBERS = 8  # default number of sets of random Fourier features
 class LogEstimator(Estimator):
     """An estimator of effects that is fitted to logs."""
 
-    learns_from, examples = Logs, "logged trajectories"
+    learns_from, examples = Trajectories, "logged trajectories"
     without_branches = ", or ask projected_effect(logs) for intervals"
     network_methods: ClassVar[tuple[str, ...]]  # methods that train a network
 
@@ -38,7 +47,7 @@ class LogEstimator(Estimator):
 
     def fit(
         self,
-        logs: Logs | str | Path,
+        logs: Trajectories | str | Path,
         *,
         directory: str | Path | None = None,
         show_progress: bool | None = None,
@@ -54,7 +63,7 @@ class LogEstimator(Estimator):
 
     def average_effect(
         self,
-        logs: Logs | str | Path,
+        logs: Trajectories | str | Path,
         *,
         by: ArrayLike | str | None = None,
         confidence: float = 0.95,
@@ -81,11 +90,11 @@ class LogEstimator(Estimator):
         from cqm.models.averages import average_effects
 
         self._check_params()
-        loaded = logs if isinstance(logs, Logs) else Logs.load(logs)
+        loaded = in_memory(_opened(logs), "an average effect")
         return average_effects(self, loaded, by=by, confidence=confidence)
 
     def projected_effect(
-        self, logs: Logs | str | Path, *, basis: Basis = "linear"
+        self, logs: Trajectories | str | Path, *, basis: Basis = "linear"
     ) -> ProjectedEffects:
         """Effects in single states, with intervals for their projection on a basis.
 
@@ -110,8 +119,71 @@ class LogEstimator(Estimator):
         from cqm.models.projections import projected_effects
 
         self._check_params()
-        loaded = logs if isinstance(logs, Logs) else Logs.load(logs)
+        loaded = in_memory(_opened(logs), "a projected effect")
         return projected_effects(self, loaded, basis=basis)
+
+    def refute(
+        self,
+        logs: Logs | str | Path,
+        query: Query | np.ndarray | None = None,
+        *,
+        refuters: Sequence[str] | None = None,
+        seed: int = 0,
+        show_progress: bool | None = None,
+    ) -> Refutations:
+        """Try to refute the effects that this estimator finds in logs; prints as a table.
+
+        Average effects are estimated again on changed logs whose true effects are known; leaks are
+        searched for; and the result says how strong a hidden cause would have to be to overturn the
+        best action. See `cqm.models.refute`.
+
+        Args:
+            logs: The decisions that the estimator learned from, or their directory.
+            query: The reward, which says which action is best; by default all outcomes are tested,
+                and the best action is that with the highest outcome if there is only one.
+            refuters: Names of some refuters; all by default.
+            seed: Random seed.
+            show_progress: See `cqm.progress.progress`.
+
+        >>> from cqm.models import ResidualModel
+        >>> rng = np.random.default_rng(0)
+        >>> sick, treated = rng.normal(size=(300, 1)), rng.integers(2, size=300)
+        >>> health = treated[:, None] - sick + rng.normal(size=(300, 1))
+        >>> logs = Logs.from_arrays(sick, treated, health[:, None], discount=1.0)
+        >>> found = ResidualModel().fit(logs).refute(logs, refuters=["row-copies", "hidden-cause"])
+        >>> found.passed, round(found["hidden-cause"].value, 1)
+        (True, 0.3)
+        """
+        from cqm.models.refute import refute
+
+        self._check_params()
+        loaded = in_memory(_opened(logs), "a refutation")
+        if self.predictor_ is not None:
+            self._check_same_system(loaded)
+        return refute(
+            self, loaded, query, refuters=refuters, seed=seed, show_progress=show_progress
+        )
+
+    def _check_same_system(self, logs: Logs) -> None:
+        """Raise unless logs describe the system that the model was fitted to."""
+        for what, own, given in (
+            ("observations", self.observation_names, logs.observation_names),
+            ("outcomes", self.feature_names, logs.feature_names),
+            ("actions", self.action_names_, logs.action_names),
+        ):
+            if own != given:
+                raise ValueError(
+                    f"the {what} of the logs are {shortened(given)}; those of the model are "
+                    f"{shortened(own)}"
+                )
+        if changes := storage.differences(self.world_, logs.world):
+            raise ValueError(f"the logs come from another world than the model's:\n{changes}")
+        for name in ("horizon", "discount", "continuation"):
+            before, now = getattr(self.recipe_, name), getattr(logs.recipe, name)
+            if before != now:
+                raise ValueError(
+                    f"the logs have {name} {now}; the model was fitted with {name} {before}"
+                )
 
     def _check_params(self) -> None:
         self._check_common()
@@ -123,22 +195,25 @@ class LogEstimator(Estimator):
                     f"); the method {self.method!r} trains none"
                 )
 
-    def _prepared(self, logs: Logs) -> tuple[Subspace, Coordinates, np.ndarray]:
-        """The subspace of the effects, coordinates of the observations, and propensities."""
-        if logs.features_are_next_observation:
-            subspace = self._subspace(logs, logs.propensities)
-            inputs = self._inputs(logs, subspace.measures)
-            return subspace, inputs, self._propensities(logs, inputs(logs.observations))
-        inputs = self._inputs(logs, None)
-        propensities = self._propensities(logs, inputs(logs.observations))
-        return self._subspace(logs, propensities), inputs, propensities
+    def _prepared(self, logs: Trajectories, rows: Rows) -> tuple[Subspace, Coordinates, Rows]:
+        """The subspace of the effects, coordinates of the observations, and the rows with both.
 
-    def _subspace(self, logs: Logs, propensities: np.ndarray | None) -> Subspace:
+        They have a column `inputs` of these coordinates, and propensities, estimated if unknown.
+        """
+        subspace = self._subspace(logs, rows) if logs.features_are_next_observation else None
+        inputs = self._inputs(rows, None if subspace is None else subspace.measures)
+        rows = rows.having(inputs=lambda block: inputs(block["observations"]))
+        if not logs.propensities_known:
+            self.notes_.append("propensities were unknown and estimated by regression on the state")
+            rows = rows.storing(propensities=estimated_propensities(rows, self.seed))
+        return subspace or self._subspace(logs, rows), inputs, rows
+
+    def _subspace(self, logs: Trajectories, rows: Rows) -> Subspace:
         """The directions in which effects are learned; a warning says if some are left out."""
         num_features = len(logs.feature_names)
         if not self.weighting:
             return Subspace(np.eye(num_features), np.eye(num_features))
-        subspace = visible_subspace(logs, propensities)
+        subspace = visible_subspace(rows, logs)
         num_zero = num_features - len(subspace)
         note = f"effects are visible in {len(subspace)} of {num_features} directions"
         if num_zero:
@@ -157,10 +232,10 @@ class LogEstimator(Estimator):
         self.notes_.append(note)
         return subspace
 
-    def _inputs(self, logs: Logs, basis: np.ndarray | None) -> Coordinates:
+    def _inputs(self, rows: Rows, basis: np.ndarray | None) -> Coordinates:
         """Coordinates of the observations; `basis` has the directions of them that actions move."""
         conditioning: Literal["effect", "whiten"] = "effect" if self.weighting else "whiten"
-        inputs = input_coordinates(conditioning, logs.observations, basis)
+        inputs = input_coordinates(conditioning, rows, basis)
         if inputs.matrix.shape[1] == 0:
             raise ValueError(
                 "all observations are the same, so there is nothing to regress on; use "
@@ -175,16 +250,23 @@ class LogEstimator(Estimator):
         self.notes_.append("propensities were unknown and estimated by counting")
         return mean_by(cells, len(table.rows), taken_actions(logs))[cells]
 
-    def _propensities(self, logs: Logs, inputs: np.ndarray) -> np.ndarray:
-        """Known propensities, or cross-fitted estimates, `[n, actions]`."""
-        if logs.propensities is not None:
-            return logs.propensities
-        self.notes_.append("propensities were unknown and estimated by regression on the state")
-        return estimated_propensities(logs, inputs, self._folds(logs), self.seed)
+    def _rows(self, logs: Trajectories, options: Mapping[str, Any]) -> Rows:
+        """The trajectories as rows with folds, and with checkpoints if there is a directory."""
+        rows = replace(logs.folded_rows(self.folds), show_progress=options["show_progress"])
+        code = any(hasattr(value, "predict") for value in self.get_params().values())
+        if (
+            options["directory"] is None or self.method != "direct" or code
+        ):  # a regressor cannot be identified
+            return rows
+        return replace(
+            rows, checkpoints=Checkpoints(options["directory"], self._identity(logs.digest()))
+        )
 
-    def _folds(self, logs: Logs) -> np.ndarray:
-        """The fold of each trajectory, `[n]`."""
-        return fold_numbers(len(logs), self.folds, logs.groups)
+
+def _opened(logs: Any) -> Trajectories:
+    if isinstance(logs, str | Path):
+        return Logs.open(logs)
+    return instance("logs", logs, Trajectories, "Logs")
 
 
 def check_cells(cells: np.ndarray, num_cells: int, logs: Logs) -> None:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import numpy as np
 from scipy.optimize import minimize
 
+from cqm.regression import by_folds, shuffled
+from cqm.rows import Block, ColumnFn, Rows
+
 _PENALTIES = 10.0 ** np.arange(0.0, -5.5, -1)  # per row, for regressors of unit size
 _UNPENALISED = 1e3  # scale at which the penalty of the constant becomes negligible
 _COMPARED_ROWS = 4_000  # enough rows to choose a penalty
@@ -12,25 +15,23 @@ _FITTED_ROWS = 100_000  # enough rows to fit the weights
 _MOST_STEPS = 100
 
 
-def cross_fitted_logistic(
-    regressors: np.ndarray, taken: np.ndarray, folds: np.ndarray
-) -> np.ndarray:
+def cross_fitted_logistic(rows: Rows, regressors_fn: ColumnFn) -> ColumnFn:
     """Probabilities of every class `[n, classes]`, each row's fitted to the other folds.
 
     The penalty is the one with the lowest log-loss on held-out rows.
 
     Args:
-        regressors: `[n, regressors]`, a constant first.
-        taken: Indicators of the classes, `[n, classes]`.
-        folds: Fold of each row, `[n]`.
+        rows: Rows with columns `taken` (indicators of the classes, `[n, classes]`) and `folds`.
+        regressors_fn: Regressors `[n, regressors]`, a constant first.
     """
-    size = np.ones(regressors.shape[1])
+    numbers, used = _used_rows(rows)
+    design, taken, folds = rows.take(numbers, regressors_fn, "taken", "folds")
+    size = np.ones(design.shape[1])
     size[0] = _UNPENALISED
-    design = regressors * size
-    shuffled = np.random.default_rng(0).permutation(len(design))
-    sample = shuffled[:_COMPARED_ROWS]
+    design *= size
+    sample = used[0]
     losses = np.zeros(len(_PENALTIES))
-    for fold in range(folds.max() + 1):
+    for fold in range(rows.num_folds):
         own, other = sample[folds[sample] == fold], sample[folds[sample] != fold]
         weights = np.zeros((design.shape[1], taken.shape[1]))
         moments = np.linalg.eigh(design[other].T @ design[other] / len(other))
@@ -38,13 +39,30 @@ def cross_fitted_logistic(
             weights = _fit(design[other], taken[other], penalty, moments, weights)
             losses[i] += log_losses(_softmax(design[own] @ weights), taken[own]).sum()
     penalty = float(_PENALTIES[losses.argmin()])
-    probabilities = np.empty(taken.shape)
-    for fold in range(folds.max() + 1):
-        own, other = folds == fold, shuffled[folds[shuffled] != fold][:_FITTED_ROWS]
+    fitted = []
+    for other in used[1:]:
         moments = np.linalg.eigh(design[other].T @ design[other] / len(other))
-        weights = _fit(design[other], taken[other], penalty, moments, np.zeros(weights.shape))
-        probabilities[own] = _softmax(design[own] @ weights)
+        fitted.append(_fit(design[other], taken[other], penalty, moments, 0 * weights))
+    by_fold = size[:, None] * np.stack(fitted)
+
+    def probabilities(block: Block) -> np.ndarray:
+        return _softmax(by_folds(regressors_fn(block), by_fold, block["folds"]))
+
     return probabilities
+
+
+def _used_rows(rows: Rows) -> tuple[np.ndarray, list[np.ndarray]]:
+    """Numbers of the rows that are used, and the places of these rows in several samples.
+
+    The first sample chooses a penalty; each of the others has rows outside one fold.
+    """
+    order = shuffled(rows.num)
+    folds = rows.array("folds")[order]
+    samples = [order[:_COMPARED_ROWS]]
+    for fold in range(rows.num_folds):
+        samples.append(order[np.flatnonzero(folds != fold)[:_FITTED_ROWS]])
+    numbers = np.unique(np.concatenate(samples))
+    return numbers, [np.searchsorted(numbers, sample) for sample in samples]
 
 
 def log_losses(probabilities: np.ndarray, taken: np.ndarray) -> np.ndarray:

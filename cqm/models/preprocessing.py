@@ -13,6 +13,7 @@ from typing import Literal
 import numpy as np
 
 from cqm.quotient import effect_spectrum
+from cqm.rows import Block, ColumnFn, Rows, Sums, zeros
 
 Conditioning = Literal["none", "whiten", "effect", "learned"]
 REST_SCALE = 0.1  # scale of the directions that no action moves
@@ -36,28 +37,30 @@ class Coordinates:
 
 
 def input_coordinates(
-    kind: Conditioning, observations: np.ndarray, basis: np.ndarray | None
+    kind: Conditioning, observations: np.ndarray | Rows, basis: np.ndarray | None
 ) -> Coordinates:
     """Coordinates of observations `[n, observations]`.
 
     Args:
         kind: `none` for raw observations, `whiten`, or `effect` for controllable directions first.
-        observations: The observations to condition on.
+        observations: The observations to condition on, or rows with a column of this name.
         basis: Directions of the observation that actions move, `[observations, coordinates]`. If
             the features are not the next observation, these are unknown; pass None, and `effect`
             then whitens.
     """
-    size = observations.shape[1]
+    if isinstance(observations, np.ndarray):
+        observations = Rows.of(observations=observations, block=len(observations))
+    size = observations.shape("observations")[0]
     if kind == "none":
         return Coordinates(np.zeros(size), np.eye(size))
     if kind not in ("whiten", "effect"):
         raise ValueError(f"conditioning must be 'none', 'whiten' or 'effect'; got {kind!r}")
-    shift = observations.mean(axis=0)
-    centered = observations - shift
+    shift = observations.mean("observations")
+    centered = observations.having(values=lambda block: block["observations"] - shift)
     if kind == "whiten" or basis is None:
-        return Coordinates(shift, whitening(centered, np.eye(size)))
-    rest = REST_SCALE * whitening(centered, complement(basis))
-    return Coordinates(shift, np.concatenate([whitening(centered, basis), rest], axis=1))
+        return Coordinates(shift, *whitenings(centered, np.eye(size)))
+    moved, rest = whitenings(centered, basis, complement(basis))
+    return Coordinates(shift, np.concatenate([moved, REST_SCALE * rest], axis=1))
 
 
 def step_coordinates(
@@ -112,12 +115,33 @@ def whitening(
         basis: `[values, coordinates]`.
         negligible: Directions with a smaller share of the largest variance are left out.
     """
+    rows = Rows.of(values=centered, block=len(centered))
+    return whitenings(rows, basis, negligible=negligible)[0]
+
+
+def whitenings(rows: Rows, *bases: np.ndarray, negligible: float = _NEGLIGIBLE) -> list[np.ndarray]:
+    """The same for several bases, of rows with a column `values`."""
+
+    return [_whitening(rows, basis, negligible) for basis in bases]
+
+
+def _whitening(rows: Rows, basis: np.ndarray, negligible: float) -> np.ndarray:
     if basis.shape[1] == 0:
         return basis
-    values = centered @ basis
-    variances, axes = np.linalg.eigh(values.T @ values / len(values))
+    variances, axes = np.linalg.eigh(second_moments(rows, lambda block: block["values"] @ basis))
     kept = variances > negligible * max(float(variances[-1]), 1e-300)
     return basis @ (axes[:, kept] / np.sqrt(variances[kept]))
+
+
+def second_moments(rows: Rows, values_fn: ColumnFn) -> np.ndarray:
+    """The second moments of values `[n, values]`."""
+
+    def add(sums: Sums, block: Block) -> None:
+        values = values_fn(block)
+        sums["moments"] += values.T @ values
+
+    size = values_fn(rows.head(1)).shape[1]
+    return rows.total("moments", zeros(moments=(size, size)), add)["moments"] / rows.num
 
 
 def complement(basis: np.ndarray) -> np.ndarray:

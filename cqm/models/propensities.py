@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from cqm.logs.dataset import Logs
-from cqm.models.log_bases import Cells, plausibilities, repeated_cells
+from cqm.models.log_bases import Cells, Losses, drawn_waves, repeated_cells
 from cqm.models.logistic import cross_fitted_logistic, log_losses
-from cqm.regression import RandomFourierFeatures
+from cqm.rows import Block, ColumnFn, Rows, Sums, zeros
 from cqm.warn import warn_user
 
 _WAVES = 64
@@ -22,30 +24,45 @@ def taken_actions(logs: Logs) -> np.ndarray:
     return (logs.first_actions[:, None] == np.arange(logs.num_actions)).astype(float)
 
 
-def estimated_propensities(
-    logs: Logs, inputs: np.ndarray, folds: np.ndarray, seed: int
-) -> np.ndarray:
+def estimated_propensities(rows: Rows, seed: int) -> ColumnFn:
     """Cross-fitted probabilities of the first actions, `[n, actions]`.
 
     The overall shares, logistic regressions on the inputs and on random Fourier features of them
     and, where observations repeat, frequencies per observation are compared by their log-loss on
     held-out decisions. Those that it cannot tell apart are averaged, and a temperature calibrates
     the average.
+
+    Args:
+        rows: Decisions, with columns `observations`, `inputs`, `taken` and `folds`.
+        seed: Random seed for the Fourier features.
     """
-    taken = taken_actions(logs)
-    linear = np.concatenate([np.ones((len(logs), 1)), inputs], axis=1)
-    candidates = [_cross_fitted_shares(taken, folds)]
-    if inputs.shape[1]:
-        waves = RandomFourierFeatures.draw(inputs, _WAVES, np.random.default_rng(seed))
+    cells = repeated_cells(rows)
+    counts = _counts(rows, cells)  # [folds, cells, actions]
+    candidates = [_cross_fitted_shares(counts)]
+    if rows.shape("inputs")[0]:
+        waves = drawn_waves(rows, _WAVES, 1, np.random.default_rng(seed))[0]
         candidates += [
-            cross_fitted_logistic(linear, taken, folds),
-            cross_fitted_logistic(waves(inputs), taken, folds),
+            cross_fitted_logistic(rows, _linear),
+            cross_fitted_logistic(rows, lambda block: waves(block["inputs"])),
         ]
-    if (cells := repeated_cells(logs.observations)) is not None:
-        candidates.append(_cell_frequencies(cells, taken, folds))
-    losses = [log_losses(each, taken)[:, None] for each in candidates]
-    weights = plausibilities(losses, logs.groups)[:, 0]
-    return _calibrated(np.tensordot(weights, np.stack(candidates), 1), taken)
+    if cells is not None:
+        candidates.append(_cell_frequencies(rows, cells, counts))
+    losses = Losses(len(candidates), 1, rows.num_groups)
+
+    def add(sums: Sums, block: Block) -> None:
+        own = [log_losses(each(block), block["taken"])[:, None] for each in candidates]
+        losses.add(np.stack(own, axis=1), None if rows.num_groups is None else block["groups"])
+
+    rows.total("propensity-losses", losses.sums, add)
+    weights = losses.plausibilities(rows.num)[:, 0]
+
+    def average(block: Block) -> np.ndarray:
+        parts = [w * each(block) for w, each in zip(weights, candidates, strict=True) if w]
+        return np.sum(parts, axis=0)
+
+    tried = [lambda block, t=t: _tempered(block["average"], t) for t in _TEMPERATURES]
+    best = _TEMPERATURES[_least_loss(rows.having(average=average), "temperatures", tried)]
+    return lambda block: _tempered(average(block), best)
 
 
 def inverse_propensities(taken: np.ndarray, propensities: np.ndarray) -> np.ndarray:
@@ -54,40 +71,81 @@ def inverse_propensities(taken: np.ndarray, propensities: np.ndarray) -> np.ndar
     Weights above the square root of the number of decisions, which would let a few decisions
     outweigh all others, are trimmed, with a warning.
     """
-    weights = taken / propensities
-    most = max(_LEAST_TRIMMED, float(np.sqrt(len(taken))))
-    if weights.max() > most:
+    rows = Rows.of(taken=taken, propensities=propensities, block=len(taken))
+    return inverse_propensity_fn(rows)(rows.head(len(taken)))
+
+
+def inverse_propensity_fn(rows: Rows) -> ColumnFn:
+    """The same, as a function of blocks that have columns `taken` and `propensities`."""
+    most = max(_LEAST_TRIMMED, float(np.sqrt(rows.num)))
+
+    def add(sums: Sums, block: Block) -> None:
+        weights = block["taken"] / block["propensities"]
+        np.maximum(sums["largest"], weights.max(), out=sums["largest"])
+        sums["trimmed"] += (weights > most).sum()
+        sums["weights"] += np.minimum(weights, most).sum(axis=0)
+
+    empty = zeros(largest=(), trimmed=(), weights=rows.shape("taken"))
+    sums = rows.total("weights", empty, add)
+    if sums["trimmed"]:
         warn_user(
-            f"the largest inverse propensity is {weights.max():.0f}, and {(weights > most).sum()} "
-            f"of {len(taken)} decisions have one above {most:.0f}, where weights are trimmed; "
-            "actions that are so rarely taken make a doubly robust estimate noisy and biased",
+            f"the largest inverse propensity is {sums['largest']:.0f}, and "
+            f"{sums['trimmed']:.0f} of {rows.num} decisions have one above {most:.0f}, where "
+            "weights are trimmed; actions that are so rarely taken make a doubly robust estimate "
+            "noisy and biased",
         )
-        weights = np.minimum(weights, most)
-    return weights / weights.mean(axis=0)
+    mean = sums["weights"] / rows.num
+    return lambda block: np.minimum(block["taken"] / block["propensities"], most) / mean
 
 
-def _cross_fitted_shares(taken: np.ndarray, folds: np.ndarray) -> np.ndarray:
-    shares = np.stack([taken[folds != fold].mean(axis=0) for fold in range(folds.max() + 1)])
-    return shares[folds]
+def _linear(block: Block) -> np.ndarray:
+    inputs = block["inputs"]
+    return np.concatenate([np.ones((len(inputs), 1)), inputs], axis=1)
 
 
-def _cell_frequencies(cells: Cells, taken: np.ndarray, folds: np.ndarray) -> np.ndarray:
+def _counts(rows: Rows, cells: Cells | None) -> np.ndarray:
+    """How often each action was taken, `[folds, cells, actions]`; without cells, there is one."""
+    num_cells = 1 if cells is None else len(cells.table.rows)
+    shape = (rows.num_folds, num_cells, *rows.shape("taken"))
+
+    def add(sums: Sums, block: Block) -> None:
+        folds = block["folds"]
+        numbers = np.zeros_like(folds) if cells is None else cells.numbers(block)
+        np.add.at(sums["counts"], (folds, numbers), block["taken"])
+
+    return rows.total("action-counts", zeros(counts=shape), add)["counts"]
+
+
+def _cross_fitted_shares(counts: np.ndarray) -> ColumnFn:
+    others = counts.sum(axis=(0, 1)) - counts.sum(axis=1)  # [folds, actions], of the other folds
+    shares = others / others.sum(axis=1, keepdims=True)
+    return lambda block: shares[block["folds"]]
+
+
+def _cell_frequencies(rows: Rows, cells: Cells, counts: np.ndarray) -> ColumnFn:
     """Frequencies per observation, drawn towards the overall shares as far as it helps."""
-    counts = np.zeros((folds.max() + 1, len(cells.table.rows), taken.shape[1]))
-    np.add.at(counts, (folds, cells.numbers), taken)
-    others = (counts.sum(axis=0) - counts)[folds, cells.numbers]  # of the same cell, other folds
-    shares = _cross_fitted_shares(taken, folds)
-    tried = [
-        (others + prior * shares) / (others.sum(axis=1, keepdims=True) + prior)
-        for prior in _PRIOR_COUNTS
-    ]
-    return min(tried, key=lambda each: log_losses(each, taken).mean())
+    others = counts.sum(axis=0) - counts  # of the same cell, other folds
+    shares_fn = _cross_fitted_shares(counts)
+
+    def drawn(block: Block, prior: float) -> np.ndarray:
+        own = others[block["folds"], cells.numbers(block)]
+        return (own + prior * shares_fn(block)) / (own.sum(axis=1, keepdims=True) + prior)
+
+    tried = [lambda block, prior=prior: drawn(block, prior) for prior in _PRIOR_COUNTS]
+    return tried[_least_loss(rows, "priors", tried)]
 
 
-def _calibrated(probabilities: np.ndarray, taken: np.ndarray) -> np.ndarray:
-    """Probabilities to the power of the inverse temperature that has the lowest log-loss."""
-    tried = []
-    for temperature in _TEMPERATURES:
-        powers = np.maximum(probabilities, _SMALLEST) ** (1 / temperature)
-        tried.append(powers / powers.sum(axis=1, keepdims=True))
-    return min(tried, key=lambda each: log_losses(each, taken).mean())
+def _least_loss(rows: Rows, name: str, tried: Sequence[ColumnFn]) -> int:
+    """The number of the estimate whose mean log-loss is least."""
+
+    def add(sums: Sums, block: Block) -> None:
+        for i, each in enumerate(tried):
+            sums["losses"][i] += log_losses(each(block), block["taken"]).sum()
+
+    return int(rows.total(name, zeros(losses=(len(tried),)), add)["losses"].argmin())
+
+
+def _tempered(probabilities: np.ndarray, temperature: float) -> np.ndarray:
+    """Probabilities to the power of the inverse temperature."""
+    powers = np.maximum(probabilities, _SMALLEST) ** (1 / temperature)
+    return powers / powers.sum(axis=1, keepdims=True)

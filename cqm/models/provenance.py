@@ -31,7 +31,7 @@ import numpy as np
 
 from cqm.branches.dataset import Branches
 from cqm.branches.families import Families, in_words
-from cqm.logs.dataset import Logs
+from cqm.logs.trajectories import Trajectories
 
 LIMIT = 2**20  # number of hashes kept; of more rows, those with the smallest hashes
 SAME_LAW = 1e-6  # probability of a false alarm if both sets have the same law
@@ -47,12 +47,13 @@ class Provenance:
     observations: np.ndarray  # [rows], sorted 64-bit hashes; rows with equal observations repeat
 
     @classmethod
-    def of(cls, data: Branches | Logs) -> Provenance:
+    def of(cls, data: Branches | Trajectories) -> Provenance:
         """The provenance of a model that learns from these data."""
         if isinstance(data, Branches):
             families, parts = data.families, (part.observations for part in data.batches())
         else:
-            families, parts = data.known_families, (data.observations for _ in range(1))
+            blocks = data.rows().blocks()
+            families, parts = data.known_families, (block["observations"] for block in blocks)
         kept, more = np.empty(0, np.uint64), list[np.ndarray]()
         for observations in parts:
             more.append(row_hashes(observations))

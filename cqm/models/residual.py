@@ -14,9 +14,11 @@ import numpy as np
 
 from cqm.arguments import whole_number
 from cqm.logs.dataset import Logs
+from cqm.logs.shards import in_memory
+from cqm.logs.trajectories import Trajectories
 from cqm.models.averages import cross_fitted, robust_scores
-from cqm.models.log_bases import bases_of, on_state, regress, repeated_cells
-from cqm.models.log_effects import Decisions, contrasts, fit_doubly_robust, fit_residuals
+from cqm.models.log_bases import bases_of, drawn_waves, on_state, regress, repeated_cells
+from cqm.models.log_effects import contrasts, fit_doubly_robust, fit_residuals
 from cqm.models.log_estimator import MEMBERS, LogEstimator, check_cells
 from cqm.models.log_steps import fit_steps
 from cqm.models.predictors import FourierPredictor, Predictor, TablePredictor
@@ -31,13 +33,8 @@ from cqm.models.regressors import (
 from cqm.models.subspace import later_regressors
 from cqm.models.training import Training
 from cqm.quotient import Reference, center
-from cqm.regression import (
-    RandomFourierFeatures,
-    Table,
-    inverse_root,
-    mean_by,
-    shrunk_covariance,
-)
+from cqm.regression import Table, covariance_of_moments, inverse_root, mean_by
+from cqm.rows import Block, Rows, Sums, zeros
 
 _WAVES = 64  # number of random Fourier features of the effects; the baseline has twice as many
 _BASELINE_DRAWS = 2  # sets of random Fourier features of the baseline
@@ -133,8 +130,19 @@ class ResidualModel(LogEstimator):
                 "outcome='additive' rules out; leave out one of the two"
             )
 
-    def _learn(self, logs: Logs, options: Mapping[str, Any]) -> Predictor:
-        logs.coverage().check()
+    def _learn(self, logs: Trajectories, options: Mapping[str, Any]) -> Predictor:
+        if self.baseline_regressor is not None:
+            logs = in_memory(logs, "baseline_regressor")
+        rows = self._rows(logs, options)
+        logs.coverage(rows.with_prefix("coverage-")).check()
+        if self.method == "direct" and self.effect_regressor is None:
+            predictor = self._learn_direct(logs, rows)
+            if rows.checkpoints is not None:
+                rows.checkpoints.remove()
+            return predictor
+        logs = in_memory(
+            logs, f"method={self.method!r}" if self.effect_regressor is None else "effect_regressor"
+        )
         if self.method == "tabular":
             return self._learn_table(logs)
         if self.method == "steps" and not logs.features_are_next_observation:
@@ -144,9 +152,9 @@ class ResidualModel(LogEstimator):
                 f"{list(logs.observation_names)[:4]}..."
             )
         if self.method == "steps":
-            subspace = self._subspace(logs, logs.propensities)
+            subspace = self._subspace(logs, logs.rows())
             return fit_steps(self, logs, subspace.measures, options)
-        return self._learn_direct(logs) if self.effect_regressor is None else self._regressed(logs)
+        return self._regressed(logs)
 
     def _regressed(self, logs: Logs) -> RegressorPredictor:
         """Effects by the user's regressor, from doubly robust scores of this model without it."""
@@ -161,40 +169,35 @@ class ResidualModel(LogEstimator):
         self.notes_.append(f"effects: {name}, from doubly robust scores")
         return RegressorPredictor(columns, coding)
 
-    def _learn_direct(self, logs: Logs) -> FourierPredictor:
-        subspace, inputs, propensities = self._prepared(logs)
-        seen = inputs(logs.observations)
+    def _learn_direct(self, logs: Trajectories, rows: Rows) -> FourierPredictor:
+        subspace, inputs, rows = self._prepared(logs, rows)
+        num_inputs = inputs.matrix.shape[1]
         rng = np.random.default_rng(self.seed)
-        cells, folds = repeated_cells(logs.observations), self._folds(logs)
-        targets = logs.outcomes @ subspace.measures
-        later = later_regressors(logs, seen[:, : len(subspace)])
-        waves = _drawn(seen, 2 * _WAVES, _BASELINE_DRAWS, rng)
-        bases, described, known = bases_of(seen, waves, cells), "", np.zeros(targets.shape)
+        rows = rows.having(
+            main_inputs=lambda block: block["inputs"][:, : len(subspace)],
+            targets=lambda block: block["outcomes"] @ subspace.measures,
+        )
+        cells, described = repeated_cells(rows), ""
+        bases = bases_of(num_inputs, drawn_waves(rows, 2 * _WAVES, _BASELINE_DRAWS, rng), cells)
         if self.baseline_regressor is not None:
             described = f"{type(self.baseline_regressor).__name__}, then "
-            known = cross_fitted_columns(self.baseline_regressor, logs.observations, targets, folds)
+            rows = self._without_baseline(rows)
             bases = bases[:1]  # a constant, and what later actions explain
-        baseline = regress(on_state(bases, later), targets - known, folds, logs.groups)
-        residuals = targets - known - baseline.predictions
-        root = np.eye(len(subspace)) / (residuals.std() or 1.0)
-        if self.weighting:
-            root = inverse_root(shrunk_covariance(residuals))
-        waves = _drawn(seen, _WAVES, self.members or MEMBERS, rng)
-        bases = bases_of(seen, waves, cells)
-        shared = bases[-1].draws[0]()
-        bases = bases[:1] if self.outcome == "additive" else bases
-        decisions = Decisions(
-            taken_actions(logs),
-            propensities,
-            residuals @ root,
-            seen,
-            folds,
-            logs.groups,
+        later = later_regressors(logs, len(logs))
+        baseline = regress(
+            bases, on_state(later), rows, lambda block: block["targets"], name="baseline"
         )
+        rows = rows.storing(errors=lambda block: block["targets"] - baseline.predict_fn(block))
+        root = self._root(rows, len(subspace))
+        waves = drawn_waves(rows, _WAVES, self.members or MEMBERS, rng)
+        bases = bases_of(num_inputs, waves, cells)
+        shared_fn = bases[-1].draws[0]
+        bases = bases[:1] if self.outcome == "additive" else bases
+        rows = rows.having(residuals=lambda block: block["errors"] @ root)
         if self.doubly_robust:
-            fitted = fit_doubly_robust(bases, shared, decisions)
+            fitted = fit_doubly_robust(bases, shared_fn, rows, logs.num_actions)
         else:
-            fitted = fit_residuals(bases, decisions)
+            fitted = fit_residuals(bases, rows, logs.num_actions)
         self.notes_.append(f"baseline: {described}{baseline.describe()}")
         self.notes_.append(f"effects: {fitted.description}")
         regressor = "actions" if self.doubly_robust else "actions minus propensities"
@@ -202,6 +205,33 @@ class ResidualModel(LogEstimator):
         self.notes_.append(f"outcomes regressed on {regressor}, {weighting} weighting")
         basis = subspace.reconstruction @ np.linalg.inv(root).T
         return fitted.predictor(inputs, waves, cells, basis)
+
+    def _without_baseline(self, rows: Rows) -> Rows:
+        """The rows with targets from which the user's regressor is subtracted."""
+        assert self.baseline_regressor is not None
+        targets = rows.array("targets")
+        known = cross_fitted_columns(
+            self.baseline_regressor, rows.array("observations"), targets, rows.array("folds")
+        )
+        return rows.having(targets=targets - known)
+
+    def _root(self, rows: Rows, size: int) -> np.ndarray:
+        """A root of the inverse covariance of the column `errors`, `[size, size]`."""
+
+        def add(sums: Sums, block: Block) -> None:
+            errors = block["errors"]
+            squares = errors**2
+            sums["sums"] += errors.sum(axis=0)
+            sums["products"] += errors.T @ errors
+            sums["fourth"] += squares.T @ squares
+
+        empty = zeros(sums=(size,), products=(size, size), fourth=(size, size))
+        sums = rows.total("errors", empty, add)
+        if self.weighting:
+            return inverse_root(covariance_of_moments(rows.num, sums["products"], sums["fourth"]))
+        count = rows.num * size
+        variance = np.trace(sums["products"]) / count - (sums["sums"].sum() / count) ** 2
+        return np.eye(size) / (float(np.sqrt(max(0.0, variance))) or 1.0)
 
     def _learn_table(self, logs: Logs) -> TablePredictor:
         table = Table.of(logs.observations)
@@ -232,9 +262,3 @@ class ResidualModel(LogEstimator):
             corrections = (taken / propensities)[..., None] * errors[:, None]
             effects = effects + mean_by(cells, num_cells, corrections)
         return TablePredictor(table, center(effects))
-
-
-def _drawn(
-    inputs: np.ndarray, num: int, draws: int, rng: np.random.Generator
-) -> list[RandomFourierFeatures]:
-    return [RandomFourierFeatures.draw(inputs, num, rng) for _ in range(draws)]

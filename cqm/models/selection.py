@@ -16,7 +16,7 @@ import numpy as np
 from cqm.arguments import function, instance, mapping, real_numbers, whole_number
 from cqm.logs.dataset import Logs
 from cqm.models.estimator import Estimator
-from cqm.models.log_bases import bases_of, on_state, regress, repeated_cells
+from cqm.models.log_bases import bases_of, drawn_waves, on_state, regress, repeated_cells
 from cqm.models.preprocessing import input_coordinates
 from cqm.models.propensities import (
     estimated_propensities,
@@ -26,7 +26,8 @@ from cqm.models.propensities import (
 from cqm.models.provenance import Provenance
 from cqm.models.subspace import later_regressors, visible_subspace
 from cqm.quotient import center
-from cqm.regression import RandomFourierFeatures, fold_numbers, ridge
+from cqm.regression import ridge
+from cqm.rows import Rows
 
 _WAVES = 64
 _FOLDS = 5
@@ -63,17 +64,16 @@ def held_out_scores(
             estimator._fitted()
         function(f"effect of the estimator {name!r}", getattr(estimator, "effect", None))
     logs.coverage().check()
-    folds = fold_numbers(len(logs), _FOLDS, logs.groups)
     taken = taken_actions(logs)
-    basis, seen, propensities = _prepared(logs, folds, seed)
-    cells = repeated_cells(logs.observations)
-    targets = logs.outcomes @ basis
-    later = later_regressors(logs, seen[:, : basis.shape[1]])
+    basis, rows = _prepared(logs, seed)
+    seen, folds = rows.array("inputs"), rows.array("folds")
+    propensities = rows.array("propensities")
     rng = np.random.default_rng(seed)
-    waves = [RandomFourierFeatures.draw(seen, 2 * _WAVES, rng)]
-    candidates = on_state(bases_of(seen, waves, cells), later)
-    baseline = regress(candidates, targets, folds, logs.groups)
-    residuals = targets - baseline.predictions
+    bases = bases_of(seen.shape[1], drawn_waves(rows, 2 * _WAVES, 1, rng), repeated_cells(rows))
+    later = later_regressors(logs, len(logs))
+    baseline = regress(bases, on_state(later), rows, lambda block: block["outcomes"] @ basis)
+    targets = logs.outcomes @ basis
+    residuals = targets - rows.array(baseline.predict_fn)
     # In units of each direction's noise; a full covariance would blame one direction for another's
     # error.
     residuals = residuals / (scale := residuals.std(axis=0) + 1e-300)
@@ -87,7 +87,7 @@ def held_out_scores(
         guess[folds == fold] = _every_action(weights, state[folds == fold], logs.num_actions)
     weighted = inverse_propensities(taken, propensities)
     robust = center(guess + weighted[..., None] * errors[:, None])
-    rows = np.arange(len(logs))
+    numbers = np.arange(len(logs))
     scores = {}
     for name, estimator in estimators.items():
         effects = real_numbers(f"effects by {name!r}", estimator.effect(logs.observations))
@@ -98,7 +98,7 @@ def held_out_scores(
                 f"got shape {list(effects.shape)}"
             )
         effects = effects @ basis / scale
-        own = center(effects, propensities)[rows, logs.first_actions]
+        own = center(effects, propensities)[numbers, logs.first_actions]
         gains = np.sum(residuals**2 - (residuals - own) ** 2, axis=1)
         centred = center(effects)
         robust_gains = np.sum(robust**2 - (robust - centred) ** 2, axis=(1, 2))
@@ -116,18 +116,19 @@ def held_out_scores(
     return scores
 
 
-def _prepared(
-    logs: Logs, folds: np.ndarray, seed: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Directions in which effects are visible, coordinates of the observations, propensities."""
-    known, moved = logs.propensities, None
+def _prepared(logs: Logs, seed: int) -> tuple[np.ndarray, Rows]:
+    """Directions in which effects are visible, and rows with `inputs` and propensities."""
+    rows, moved = logs.folded_rows(_FOLDS), None
     if logs.features_are_next_observation:
-        moved = visible_subspace(logs, known).measures
-    seen = input_coordinates("effect", logs.observations, moved)(logs.observations)
-    propensities = estimated_propensities(logs, seen, folds, seed) if known is None else known
+        moved = visible_subspace(rows, logs).measures
+    inputs = input_coordinates("effect", rows, moved)
+    rows = rows.having(inputs=lambda block: inputs(block["observations"]))
+    if logs.propensities is None:
+        rows = rows.having(propensities=estimated_propensities(rows, seed))
     if moved is None:
-        moved = visible_subspace(logs, propensities).measures
-    return moved, seen, propensities
+        moved = visible_subspace(rows, logs).measures
+    size = moved.shape[1]
+    return moved, rows.having(main_inputs=lambda block: block["inputs"][:, :size])
 
 
 def _every_action(weights: np.ndarray, regressors: np.ndarray, num_actions: int) -> np.ndarray:

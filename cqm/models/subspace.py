@@ -13,17 +13,18 @@ In all other directions the noise hides any effect, and effects are set to zero.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.linalg import null_space
 
-from cqm.logs.dataset import Logs
+from cqm.logs.trajectories import Trajectories, indicators
 from cqm.models.direction_test import NUM_GROUPS, DirectionTest, Scores
-from cqm.models.preprocessing import whitening
-from cqm.regression import RandomFourierFeatures, fold_numbers
+from cqm.models.preprocessing import second_moments, whitenings
+from cqm.regression import RandomFourierFeatures, unit_folds
+from cqm.rows import Block, ColumnFn, Rows, Sums, zeros
 
-_CHUNK = 8192
+_DRAWN_AT = 8192  # rows whose spread sets the scale of the random Fourier features
 _UNPREDICTABLE = 0.01  # directions with a smaller share of unexplained variance are kept
 _NEGLIGIBLE = 1e-10
 _WAVES = 32
@@ -47,89 +48,115 @@ class Subspace:
         return self.measures.shape[1]
 
 
-def visible_subspace(logs: Logs, propensities: np.ndarray | None) -> Subspace:
+def visible_subspace(rows: Rows, logs: Trajectories) -> Subspace:
     """The directions in which logs show effects; the least noisy one if they show none.
 
     Estimated from single steps if the features are the next observation, otherwise from outcomes.
 
     Args:
-        logs: The trajectories.
-        propensities: Probabilities of the first actions, `[n, actions]`; None if unknown.
+        rows: The trajectories, with a column `propensities` if those of the first actions are
+            known or were estimated.
+        logs: The logs that they come from.
     """
     single_steps = logs.features_are_next_observation
-    before, after, actions = logs.observations, logs.outcomes, logs.first_actions
-    groups = np.arange(len(logs)) if logs.groups is None else logs.groups
-    if single_steps:
-        steps = np.concatenate([before[:, None], logs.features[:, :-1]], axis=1)
-        before = steps.reshape(-1, steps.shape[-1])
-        after = logs.features.reshape(-1, after.shape[1])
-        actions = logs.actions.ravel()
-        groups = np.repeat(groups, logs.recipe.horizon)
-    if propensities is None or len(propensities) < len(actions):
-        shares = np.bincount(actions, minlength=logs.num_actions) / len(actions)
-        propensities = np.tile(shares, (len(actions), 1))
-    found = find_subspace(
-        before,
-        after,
-        actions,
-        propensities,
-        features_are_next_observation=single_steps,
-        groups=groups,
+    decisions = rows.having(
+        before=lambda block: block["observations"],
+        after=lambda block: block["outcomes"],
     )
+    if single_steps:
+        decisions = _steps(rows, logs)
+    if "propensities" not in rows.columns or decisions.num > rows.num:
+        shares = decisions.mean("taken")
+        decisions = decisions.having(
+            propensities=lambda block: np.broadcast_to(shares, block["taken"].shape)
+        )
+    found = find_subspace(decisions, features_are_next_observation=single_steps)
     if len(found):
         return found
-    axes = np.linalg.svd(logs.outcomes - logs.outcomes.mean(axis=0), full_matrices=False)[2]
-    return Subspace(axes[-1:].T, axes[-1:].T, significant=False)
+    mean = rows.mean("outcomes")
+    quietest = np.linalg.eigh(second_moments(rows, lambda block: block["outcomes"] - mean))[1][
+        :, :1
+    ]
+    return Subspace(quietest, quietest, significant=False)
 
 
-def later_regressors(logs: Logs, seen: np.ndarray) -> np.ndarray:
-    """Regressors for the later actions, `[n, ...]`; empty unless their law ignores the state.
+def _steps(rows: Rows, logs: Trajectories) -> Rows:
+    """All steps of all trajectories, each with what came before and after it."""
+    horizon, num_actions = logs.recipe.horizon, logs.num_actions
+
+    def before(block: Block) -> np.ndarray:
+        observations, features = block["observations"], block["features"]
+        steps = np.concatenate([observations[:, None], features[:, :-1]], axis=1)
+        return steps.reshape(-1, steps.shape[-1])
+
+    columns = {
+        "before": before,
+        "after": lambda block: block["features"].reshape(-1, len(logs.feature_names)),
+        "taken": lambda block: indicators(block["actions"].ravel(), num_actions),
+    }
+    if "propensities" in rows.columns:
+        columns["propensities"] = rows.columns["propensities"]
+    return replace(
+        rows.having(**columns),
+        num=rows.num * horizon,
+        block=max(1, rows.block // horizon),
+        per_unit=horizon,
+    )
+
+
+def later_regressors(logs: Trajectories, num: int) -> ColumnFn | None:
+    """Regressors for the later actions, `[n, ...]`; None unless their law ignores the state.
 
     If their law ignores the state, they are independent of the first action, and regressing on them
     leaves less noise. Otherwise they carry part of the first action's effect and must not be used.
+
+    Args:
+        logs: The logs.
+        num: Number of trajectories.
     """
-    num, horizon = logs.actions.shape
+    horizon = logs.recipe.horizon
     if not logs.recipe.continuation.open_loop or horizon == 1:
-        return np.empty((num, 0))
+        return None
     propensities = logs.recipe.continuation.probabilities(logs.num_actions)
     others = logs.num_actions - 1
-    state = np.concatenate([np.ones((num, 1)), seen], axis=1)
     most = min(_MOST_LATER, num // 10)  # number of regressors that these logs can support
-    state = state[:, : max(1, most // ((horizon - 1) * others))]
-    taken = (logs.actions[:, 1:, None] == np.arange(others)) - propensities[:others]
-    return (taken[..., None] * state[:, None, None]).reshape(num, -1)
+    few = max(1, most // ((horizon - 1) * others))
+
+    def regressors(block: Block) -> np.ndarray:
+        state = np.concatenate([np.ones((len(block), 1)), block["main_inputs"]], axis=1)[:, :few]
+        taken = (block["actions"][:, 1:, None] == np.arange(others)) - propensities[:others]
+        return (taken[..., None] * state[:, None, None]).reshape(len(block), -1)
+
+    return regressors
 
 
-def find_subspace(
-    before: np.ndarray,
-    after: np.ndarray,
-    actions: np.ndarray,
-    propensities: np.ndarray,
-    *,
-    features_are_next_observation: bool,
-    groups: np.ndarray | None = None,
-) -> Subspace:
+def find_subspace(rows: Rows, *, features_are_next_observation: bool) -> Subspace:
     """The directions that actions visibly move.
 
     Args:
-        before: Observations, `[n, observations]`.
-        after: Features that followed, `[n, features]`.
-        actions: The actions taken, `[n]`.
-        propensities: Probabilities of all actions, `[n, actions]`.
+        rows: Rows with columns `before` (observations), `after` (the features that followed),
+            `taken` (indicators of the actions) and `propensities`. Rows that are not independent
+            share a number in a column `groups`.
         features_are_next_observation: Whether `after` are the observations that follow `before`.
-        groups: Group number of each row, `[n]`; rows of one group are not independent. By default
-            each row is a group.
     """
-    num, size = after.shape
+    num, size = rows.num, rows.shape("after")[0]
+    level = rows.mean("after")
     # Units must not decide what counts as noise, but observations and features must share them.
-    units = np.ones(size) if features_are_next_observation else after.std(axis=0)
-    units = np.where(units > 0, units, 1.0)
-    after = after / units
-    centered = before - before.mean(axis=0)
-    to_white = whitening(centered, np.eye(before.shape[1]), negligible=_NEGLIGIBLE)
-    regressors = _Regressors.of(centered, to_white, actions, propensities)
-    shift = after.mean(axis=0)
-    scores, noise, total = _scores(regressors, after - shift, groups)
+    units = np.ones(size)
+    if not features_are_next_observation:
+        units = np.sqrt(
+            rows.having(squares=lambda block: (block["after"] - level) ** 2).mean("squares")
+        )
+        units = np.where(units > 0, units, 1.0)
+    shift = rows.mean("before")
+    centered = rows.having(
+        values=lambda block: block["before"] - shift,
+        scaled=lambda block: (block["after"] - level) / units,
+    )
+    width = len(shift)
+    to_white = whitenings(centered, np.eye(width), negligible=_NEGLIGIBLE)[0]
+    regressors = _Regressors.of(centered, to_white)
+    scores, noise, total = _scores(regressors, centered)
     basis = np.zeros((size, 0))
     if features_are_next_observation:
         shares, own = np.linalg.eigh(to_white.T @ noise @ to_white)
@@ -160,98 +187,111 @@ def find_subspace(
 class _Regressors:
     """Functions of the state, and their products with each action's centred indicator."""
 
-    inputs: np.ndarray  # [n, coordinates], coordinates of large variance first
+    to_white: np.ndarray  # [observations, coordinates], coordinates of large variance first
     fourier: RandomFourierFeatures
-    actions: np.ndarray  # [n]
-    propensities: np.ndarray  # [n, actions]
+    num_actions: int
     interacting: int  # the first functions of the state, which are multiplied with actions
 
     @classmethod
-    def of(
-        cls,
-        centered: np.ndarray,
-        to_white: np.ndarray,
-        actions: np.ndarray,
-        propensities: np.ndarray,
-    ) -> _Regressors:
+    def of(cls, rows: Rows, to_white: np.ndarray) -> _Regressors:
         """As many functions as the number of rows supports."""
-        num, num_actions = propensities.shape
+        num, num_actions = rows.num, rows.shape("taken")[-1]
         most = max(1, num // _ROWS_PER_FUNCTION - 1)
         to_white = to_white[:, ::-1][:, :most]
-        inputs = centered @ to_white
+        inputs = rows.head(_DRAWN_AT)["values"][:_DRAWN_AT] @ to_white
         waves = max(0, min(_WAVES, most - inputs.shape[1]))
-        fourier = RandomFourierFeatures.draw(inputs[:_CHUNK], waves, np.random.default_rng(0))
+        fourier = RandomFourierFeatures.draw(inputs, waves, np.random.default_rng(0))
         others = num_actions - 1
         enough = min(num // (20 * others), _MOST_PRODUCTS // others)
         return cls(
-            inputs,
+            to_white,
             fourier,
-            actions,
-            propensities,
+            num_actions,
             int(np.clip(enough, 1, 1 + inputs.shape[1] + waves)),
         )
 
     @property
     def num_states(self) -> int:
         """Number of functions of the state."""
-        return 1 + self.inputs.shape[1] + len(self.fourier.phases)
+        return 1 + self.to_white.shape[1] + len(self.fourier.phases)
 
     @property
     def size(self) -> int:
         """Number of all regressors."""
-        return self.num_states + self.interacting * (self.propensities.shape[1] - 1)
+        return self.num_states + self.interacting * (self.num_actions - 1)
 
-    def __call__(self, rows: np.ndarray | slice) -> np.ndarray:
-        """The regressors of some rows, those of the state first."""
-        state = self.fourier(self.inputs[rows])
-        shares = self.propensities[rows]
-        taken = (self.actions[rows, None] == np.arange(shares.shape[1])) - shares
+    def __call__(self, block: Block) -> np.ndarray:
+        """The regressors of a block, those of the state first."""
+        state = self.fourier(block["values"] @ self.to_white)
+        taken = block["taken"] - block["propensities"]
         both = taken[:, :-1, None] * state[:, None, : self.interacting]
         return np.concatenate([state, both.reshape(len(state), -1)], axis=1)
 
 
-def _scores(
-    regressors: _Regressors, outcomes: np.ndarray, groups: np.ndarray | None
-) -> tuple[Scores, np.ndarray, np.ndarray]:
+def _scores(regressors: _Regressors, rows: Rows) -> tuple[Scores, np.ndarray, np.ndarray]:
     """Scores of the actions, covariance of the noise, and sums of squares of the outcomes."""
-    num, features = outcomes.shape
+    num, features = rows.num, rows.shape("scaled")[0]
     size, states = regressors.size, regressors.num_states
-    design, joint = np.zeros((size, size)), np.zeros((size, features))
-    for start in range(0, num, _CHUNK):
-        rows = slice(start, start + _CHUNK)
-        own = regressors(rows)
-        design += own.T @ own
-        joint += own.T @ outcomes[rows]
-    total = outcomes.T @ outcomes
+
+    def add_moments(sums: Sums, block: Block) -> None:
+        own, outcomes = regressors(block), block["scaled"]
+        sums["design"] += own.T @ own
+        sums["joint"] += own.T @ outcomes
+        sums["total"] += outcomes.T @ outcomes
+
+    empty = zeros(design=(size, size), joint=(size, features), total=(features, features))
+    sums = rows.total("directions", empty, add_moments)
+    design, joint, total = sums["design"], sums["joint"], sums["total"]
     inverse, rank = _inverse(design)
     weights = inverse @ joint
     by_state = _inverse(design[:states, :states])[0] @ design[:states, states:]
     degrees = max(1, num - rank)
     noise = (total - joint.T @ weights) / degrees
-    # Rows are taken group by group, so that each group's scores are one product.
-    different, names = np.unique(np.arange(num) if groups is None else groups, return_inverse=True)
-    num_groups = min(NUM_GROUPS, len(different))
-    numbers = fold_numbers(num, num_groups, names) if num_groups > 1 else np.zeros(num, int)
-    energies = np.zeros(len(different))
+    num_groups = min(NUM_GROUPS, rows.num_units)
+    signs = np.zeros(rows.num_units, np.int16)  # group of rows that share a sign, of each unit
+    if num_groups > 1:
+        signs = unit_folds(rows.num_units, num_groups, "groups")
     variances = np.maximum(np.diag(noise), _NEGLIGIBLE * np.trace(total) / num + 1e-30)
-    by_chance = np.zeros((num_groups, size - states, features))
-    for group in range(num_groups):
-        members = np.flatnonzero(numbers == group)
-        for start in range(0, len(members), _CHUNK):
-            some = members[start : start + _CHUNK]
-            own = regressors(some)
-            moved = own[:, states:] - own[:, :states] @ by_state
-            # A row pulls the regression towards itself, the more the further out it lies.
-            outside = np.maximum(1 - ((own @ inverse) * own).sum(axis=1), 0.1)
-            errors = (outcomes[some] - own @ weights) / outside[:, None]
-            by_chance[group] += moved.T @ errors
-            np.add.at(energies, names[some], (errors**2 / variances).sum(axis=1))
+
+    def add_scores(sums: Sums, block: Block) -> None:
+        own, units = regressors(block), _units(rows, block)
+        moved = own[:, states:] - own[:, :states] @ by_state
+        # A row pulls the regression towards itself, the more the further out it lies.
+        outside = np.maximum(1 - ((own @ inverse) * own).sum(axis=1), 0.1)
+        errors = (block["scaled"] - own @ weights) / outside[:, None]
+        # Each group's scores are one product.
+        order = np.argsort(signs[units], kind="stable")
+        ends = np.cumsum(np.bincount(signs[units], minlength=num_groups))
+        for group, members in enumerate(np.split(order, ends[:-1])):
+            sums["by_chance"][group] += moved[members].T @ errors[members]
+        energies = (errors**2 / variances).sum(axis=1)
+        if rows.num_groups is not None:
+            np.add.at(sums["energies"], units, energies)
+        else:  # whole units
+            energies = energies.reshape(-1, rows.per_unit).sum(axis=1)
+            sums["energies"] += [energies.sum(), (energies**2).sum()]
+
+    empty = zeros(
+        by_chance=(num_groups, size - states, features),
+        energies=(2 if rows.num_groups is None else rows.num_groups,),
+    )
+    sums = rows.total("signs", empty, add_scores)
+    energies = sums["energies"]
+    if rows.num_groups is not None:
+        energies = np.array([energies.sum(), (energies**2).sum()])
     # The noise is known only as well as from so many independent rows of the same size.
-    effective = energies.sum() ** 2 / max(float((energies**2).sum()), 1e-300) * (1 + 2 / features)
+    effective = energies[0] ** 2 / max(float(energies[1]), 1e-300) * (1 + 2 / features)
     degrees = int(min(1.0, effective / num) * degrees)
     observed = joint[states:] - by_state.T @ joint[:states]
     left = design[states:, states:] - by_state.T @ design[:states, states:]
-    return Scores((left + left.T) / 2, observed, by_chance, degrees), noise, total
+    found = Scores((left + left.T) / 2, observed, sums["by_chance"], degrees)
+    return found, noise, total
+
+
+def _units(rows: Rows, block: Block) -> np.ndarray:
+    """The unit of each row of a block, `[n]`."""
+    own = block["groups"] if rows.num_groups is not None else np.arange(block.start, block.stop)
+    return np.repeat(own, rows.per_unit)
 
 
 def _inverse(square: np.ndarray) -> tuple[np.ndarray, int]:

@@ -477,6 +477,15 @@ def entries(t):
         ),
         "model.recenter": (t.model.recenter, {"reference": ("reference", None)}),
         "model.calibrate": (t.residual.calibrate, {"branches": ("data", t.held_out)}),
+        "model.refute": (
+            t.residual.refute,
+            {
+                "logs": ("data", t.stored_logs),
+                "query": ("wild", None),
+                "refuters": ("wild", ["halves", "mirror"]),
+                "seed": ("seed", 0),
+            },
+        ),
         "model.save": (t.residual.save, {"directory": ("wild", out / "model")}),
         "load_model": (cqm.load_model, {"path": ("path", t.materials.path("model"))}),
         "EffectModel.load": (

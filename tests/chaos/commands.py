@@ -47,6 +47,7 @@ GOOD = {
     "audit": ["set", "--families=4"],
     "fit": ["set", "--out=out-model", "--candidates=direct", "--updates=1", "--width=4"],
     "query": ["model", "--reward=position", "--states=2"],
+    "refute": ["residual", "logs", "--refuters=mirror"],
     "worlds check": ["cartpole-swingup", "--states=2"],
     "worlds list": [],
     "logs import": [
@@ -66,6 +67,7 @@ NUMERIC = {
     "audit": ["families", "seed"],
     "fit": ["updates", "validation", "width", "members", "seed"],
     "query": ["states", "confidence", "seed"],
+    "refute": ["seed"],
     "worlds check": ["states", "seed"],
     "logs effects": ["confidence", "seed"],
     "reproduce": ["seeds"],
@@ -73,6 +75,7 @@ NUMERIC = {
 NUMERIC["collect"] += ["arms", "warmup", "continuation", "threads", "per-step", "action-names"]
 CHOICES = {
     "fit": ["estimator", "candidates", "budget"],
+    "refute": ["reward", "refuters"],
     "reproduce": ["preset", "study", "methods", "domains"],
     "logs import": ["action", "observations", "outcomes", "propensity", "episode", "missing"],
     "logs effects": ["by"],
@@ -80,7 +83,7 @@ CHOICES = {
 PATHS = {"fit": ["calibration", "out"], "collect": ["out"], "query": ["states", "logs"]}
 PATHS["logs import"] = ["out"]
 POSITIONAL = {"collect": WORLDS, "worlds check": WORLDS, "audit": FILES, "fit": FILES}
-POSITIONAL |= {"query": FILES, "report": FILES}
+POSITIONAL |= {"query": FILES, "refute": FILES, "report": FILES}
 POSITIONAL |= {"logs import": FILES, "logs check": FILES, "logs effects": FILES}
 
 
@@ -117,7 +120,7 @@ def command_line(rng):
 
 def furnish(materials, directory):
     """Fill a directory with what command lines name: materials, and files that are not."""
-    for name in ("set", "logs", "model", "run"):
+    for name in ("set", "logs", "model", "residual", "run"):
         materials.copy(name, directory / name)
     (directory / "empty").mkdir()
     (directory / "text").write_text("hello\n")

@@ -5,13 +5,19 @@ import pytest
 
 from cqm.columns import Column
 from cqm.logs.overlap import few_values, measure_overlap
+from cqm.rows import Rows
 
 
-def measured(actions, propensities, values=None, *, known=True):
+def measured(actions, propensities, observations=None, columns=(), *, names=(), known=True):
     """Overlap of actions whose propensities are given for the second of two."""
-    taken = np.eye(2)[actions]
-    both = np.stack([1 - propensities, propensities], axis=1)
-    return measure_overlap(taken, ["no", "yes"], both, values or {}, known=known)
+    rows = Rows.of(
+        observations=np.empty((len(actions), 0)) if observations is None else observations,
+        taken=np.eye(2)[actions],
+        propensities=np.stack([1 - propensities, propensities], axis=1),
+        block=64,
+    )
+    values = few_values(rows, names, columns)
+    return measure_overlap(rows, ["no", "yes"], values, known=known)
 
 
 def test_an_action_that_is_never_taken_in_a_tenth_of_the_decisions_lacks_overlap():
@@ -66,14 +72,14 @@ def test_small_estimates_that_the_counts_contradict_are_no_evidence():
 def test_values_with_which_an_action_never_occurs():
     names, ward = ["ward=B", "ward=C", "floor"], np.arange(300) % 3
     observations = np.stack([ward == 1, ward == 2, np.arange(300) // 100], axis=1).astype(float)
-    values = few_values(observations, names, [Column("ward", ("A", "B", "C")), Column("floor")])
-    assert {name: own.names for name, own in values.items()} == {
+    columns = [Column("ward", ("A", "B", "C")), Column("floor")]
+    actions = np.where(ward == 1, np.arange(300) // 3 % 2, 0)
+    smooth = np.full(300, 1 / 6)  # estimates that show nothing
+    overlap = measured(actions, smooth, observations, columns, names=names, known=False)
+    assert {name: own.names for name, own in overlap.values.items()} == {
         "ward": ("A", "B", "C"),
         "floor": ("0", "1", "2"),
     }
-    actions = np.where(ward == 1, np.arange(300) // 3 % 2, 0)
-    smooth = np.full(300, 1 / 6)  # estimates that show nothing
-    overlap = measured(actions, smooth, values, known=False)
     [gap] = overlap.gaps
     assert (gap.action, gap.place) == (1, "200 decisions with ward = A, C")
     assert overlap.lacking() == pytest.approx([0, 2 / 3])
@@ -83,8 +89,9 @@ def test_chance_leaves_no_gaps():
     rng, alarms = np.random.default_rng(0), 0
     for _ in range(40):
         observations = rng.integers(6, size=(400, 5)).astype(float)
-        values = few_values(observations, list("abcde"), ())
         actions = (rng.random(400) < 0.08).astype(int)
-        alarms += bool(measured(actions, np.full(400, 0.08), values, known=False).gaps)
+        found = measured(actions, np.full(400, 0.08), observations, names="abcde", known=False)
+        assert len(found.values) == 5
+        alarms += bool(found.gaps)
     assert alarms <= 4
-    assert few_values(rng.normal(size=(400, 1)), ["a"], ()) == {}
+    assert few_values(Rows.of(observations=rng.normal(size=(400, 1))), ["a"], ()) == {}

@@ -1,9 +1,12 @@
 """The test of whether actions move a direction: seldom wrong by chance, and not blind."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from cqm.models.subspace import find_subspace
+from cqm.rows import Rows
 
 
 def null_rows(kind, num, size, rng):
@@ -24,12 +27,15 @@ def null_rows(kind, num, size, rng):
 
 
 def found(states, features, actions, groups=None):
-    even = np.full((len(states), 2), 0.5)
-    return len(
-        find_subspace(
-            states, features, actions, even, features_are_next_observation=False, groups=groups
-        )
+    rows = Rows.of(
+        before=states,
+        after=features,
+        taken=np.eye(2)[actions],
+        propensities=np.full((len(states), 2), 0.5),
+        groups=np.arange(len(states)) if groups is None else groups,
     )
+    rows = replace(rows, num_groups=None if groups is None else groups.max() + 1)
+    return len(find_subspace(rows, features_are_next_observation=False))
 
 
 @pytest.mark.parametrize("kind", ["even", "uneven", "steps"])

@@ -7,6 +7,7 @@ from cqm.logs.dataset import Logs
 from cqm.models.logistic import cross_fitted_logistic, log_losses
 from cqm.models.propensities import estimated_propensities, inverse_propensities, taken_actions
 from cqm.regression import fold_numbers
+from cqm.rows import Rows
 
 
 def logged(states, propensities, rng):
@@ -14,6 +15,11 @@ def logged(states, propensities, rng):
     return Logs.from_arrays(
         states, actions, np.zeros((len(states), 1, 1)), num_actions=propensities.shape[1]
     )
+
+
+def estimated(logs, inputs):
+    rows = logs.folded_rows(5).having(inputs=inputs)
+    return rows.array(estimated_propensities(rows, 0))
 
 
 def softmax(logits):
@@ -35,7 +41,7 @@ def test_propensities_are_found(law, tolerance):
     states = rng.normal(size=(4000, 2))
     truth = LAWS[law](states)
     logs = logged(states, truth, rng)
-    found = estimated_propensities(logs, states, fold_numbers(4000, 5), 0)
+    found = estimated(logs, states)
     np.testing.assert_allclose(found.sum(axis=1), 1)
     assert np.sqrt(np.mean((found - truth) ** 2)) < tolerance
 
@@ -45,7 +51,7 @@ def test_finite_observations_have_their_own_frequencies():
     states = rng.integers(5, size=(4000, 1)).astype(float)
     law = rng.dirichlet(np.ones(3), size=5)
     logs = logged(states, law[states[:, 0].astype(int)], rng)
-    found = estimated_propensities(logs, states - 2, fold_numbers(4000, 5), 0)
+    found = estimated(logs, states - 2)
     assert np.abs(found - law[states[:, 0].astype(int)]).max() < 0.06
 
 
@@ -57,7 +63,7 @@ def test_no_weight_is_far_above_the_largest_true_one():
         share = np.clip(np.sin(np.pi * states[:, 0] * states[:, 1]), 0.1, 0.9)
         logs = logged(states, np.column_stack([1 - share, share]), rng)
         inputs = (states - 0.5) * np.sqrt(12)
-        found = estimated_propensities(logs, inputs, fold_numbers(1000, 5), 0)
+        found = estimated(logs, inputs)
         assert (taken_actions(logs) / found).max() < 40
 
 
@@ -65,7 +71,8 @@ def test_the_penalty_guards_against_noise():
     rng = np.random.default_rng(0)
     regressors = np.column_stack([np.ones(300), rng.normal(size=(300, 40))])
     taken = np.eye(2)[rng.integers(2, size=300)]
-    found = cross_fitted_logistic(regressors, taken, fold_numbers(300, 5))
+    rows = Rows.of(regressors=regressors, taken=taken).folded(fold_numbers(300, 5))
+    found = cross_fitted_logistic(rows, lambda block: block["regressors"])(rows.head())
     assert log_losses(found, taken).mean() < np.log(2) + 0.02
 
 

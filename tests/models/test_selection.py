@@ -43,7 +43,7 @@ def test_better_estimators_score_better(logs):
 
 
 def test_the_visible_subspace_is_the_native_one(logs, world):
-    basis = visible_subspace(logs, logs.propensities).measures
+    basis = visible_subspace(logs.rows(), logs).measures
     native = world.feature_mixing[:, 8:]
     assert 2 <= basis.shape[1] <= 3  # angle and speed, and the gain, which is predicted perfectly
     np.testing.assert_allclose(np.linalg.norm(native.T @ basis, axis=0), 1, atol=1e-2)
