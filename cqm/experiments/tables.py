@@ -52,9 +52,12 @@ _CONDITIONING = (
     "Raw input: observations as they are, as in the paper. Effect: the span of the training "
     "effects and the rest of the observation are whitened separately, and the rest is scaled to a "
     "tenth; the output of CQM-B is restricted to that span too. Whiten: the whole observation is "
-    "whitened. Learned: as effect, but the rest is scaled by how much effects depend on it, by a "
-    "regression; actions are control vectors. "
+    "whitened. "
     "Differences are means over the seeds that both inputs have."
+)
+_LEARNED = (
+    " Learned: as effect, but the rest is scaled by how much effects depend on it, according to a "
+    "regression; actions are control vectors."
 )
 _RANK = ("cqm", "cqm-full-rank", "cqm+effect", "cqm-full-rank+effect")
 _ENSEMBLE = ("world", "cqm", "world-ensemble")
@@ -272,7 +275,7 @@ def conditioning(results: Results, measure: Measure) -> Table:
         caption=measure.caption.partition(". ")[0].removesuffix(".") + ".",
         header=("Domain", "Input", *map(title_of, methods)),
         groups=tuple(groups),
-        legend=_CONDITIONING,
+        legend=_CONDITIONING + (_LEARNED if "learned" in kinds else ""),
         notes=tuple(_seed_notes(results, [*methods, *conditioned])),
         records=tuple(records),
         section="beyond",

@@ -19,7 +19,7 @@ RECIPE = {"horizon": 3, "warmup": (0, 0), "per_step": True}
 TRAINING = Training(updates=240, batch_size=32, learning_rate=5e-3, schedule="cosine")
 NETWORKS = {
     "candidates": ("constant", "unrolled", "direct"),
-    "width": 16,
+    "width": 32,
     "members": 1,
     "draws": 16,
     "training": TRAINING,
@@ -248,20 +248,20 @@ def test_a_distillation_that_fails_leaves_unrolling(noisy, no_direct, monkeypatc
 @pytest.mark.parametrize(
     ("worst", "excess", "spread", "method"),
     [
-        (2.0, 0.009, 0.0, "distilled"),  # a percent of what unrolling gains
-        (2.0, 0.011, 0.0, "unrolled"),
+        (2.0, 0.019, 0.0, "distilled"),  # two percent of what unrolling gains
+        (2.0, 0.021, 0.0, "unrolled"),
         (1.1, 0.009, 0.0, "unrolled"),  # much, where most of every error is noise
-        (1.01, 0.0009, 0.0, "distilled"),  # more than a percent, but tiny
+        (1.01, 0.0009, 0.0, "distilled"),  # more than two percent, but tiny
         (1.01, 0.0011, 0.0, "unrolled"),
-        (2.0, 0.001, 0.08, "distilled"),  # the mean of 100 is 0.001 ± 0.008
-        (2.0, 0.001, 0.1, "unrolled"),  # 0.001 ± 0.01
+        (2.0, 0.001, 0.18, "distilled"),  # the mean of 100 is 0.001 ± 0.018
+        (2.0, 0.001, 0.2, "unrolled"),  # 0.001 ± 0.02
         (2.0, -0.1, 0.0, "distilled"),
     ],
 )
 def test_answers_without_unrolling_must_be_about_as_good(
     worst, excess, spread, method, monkeypatch
 ):
-    """They may be worse by a percent of the gain or by 0.001, a standard error included."""
+    """They may be worse by two percent of the gain or by 0.001, a standard error included."""
     spreads = spread * np.tile([-1.0, 1.0], 50)
     errors = {Constant: np.full(100, worst), Unrolled: np.ones(100)}
     errors[Distilled] = 1 + excess + spreads

@@ -165,7 +165,7 @@ def touch(model, loss, source, settings, **options):
 
 training.train = touch
 # So that the samples for statistics are small beside both sets, as they are beside real ones.
-frame.FAMILIES = direct.FAMILIES = unrolled.FAMILIES = frame._STEP_FAMILIES = 500
+frame.SAMPLED = direct.SAMPLED = unrolled.SAMPLED = frame._STEP_FAMILIES = 500
 for candidate in ("direct", "unrolled"):
     model = cqm.EffectModel(candidates=candidate, memory_gb=float(sys.argv[2]), validation=0.0)
     model.fit(cqm.Branches.open(sys.argv[1]))
