@@ -30,6 +30,12 @@ def read_csv(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+def used_settings(settings: Any, *names: str) -> dict[str, str]:
+    """Some of the settings, as they are written into tables and compared with their rows."""
+    values = {name: getattr(settings, name) for name in names}
+    return {name: "default" if value is None else str(value) for name, value in values.items()}
+
+
 def answer_of(python: Path, code: str, *arguments: Any, cores: Collection[int] = ()) -> Any:
     """Run code in another interpreter and return the JSON value on its last line of output.
 

@@ -34,7 +34,7 @@ import numpy as np
 import tyro
 
 import cqm
-from benchmarks import read_csv, write_csv
+from benchmarks import read_csv, used_settings, write_csv
 from cqm.branches.collect import plan_collection
 from cqm.branches.dataset import Branches
 from cqm.branches.simulate import roll_open_loop
@@ -83,13 +83,10 @@ def main(settings: Settings) -> None:
     """Measure the worlds and seeds that are missing from the table."""
     menus_out = settings.out.with_name(f"{settings.out.stem}_menus.csv")
     scores, menus = read_csv(settings.out), read_csv(menus_out)
-    used = {
-        name: getattr(settings, name) for name in ("nuisance", "states", "test_states", "draws")
-    }
-    used["updates"] = settings.updates or "default"
+    used = used_settings(settings, "nuisance", "states", "test_states", "draws", "updates")
     for name in settings.worlds:
         for seed in settings.seeds:
-            key = {"world": name, "seed": str(seed)} | {k: str(v) for k, v in used.items()}
+            key = {"world": name, "seed": str(seed)} | used
             if any(key.items() <= row.items() for row in scores):
                 continue
             row, losses = measured(settings, name, seed)

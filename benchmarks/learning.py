@@ -20,7 +20,7 @@ os.environ.setdefault("MUJOCO_GL", "disable")
 
 import tyro
 
-from benchmarks import read_csv, write_csv
+from benchmarks import read_csv, used_settings, write_csv
 from benchmarks.rewards import Settings as RewardSettings, collected, place
 from benchmarks.versions import fitted
 from cqm.experiments import metrics
@@ -54,7 +54,7 @@ class Settings:
 def main(settings: Settings) -> None:
     """Measure what is missing from the table."""
     rows, shared = read_csv(settings.out), RewardSettings(work=settings.models)
-    used = {name: str(getattr(shared, name)) for name in ("states", "test_states", "draws", "seed")}
+    used = used_settings(shared, "states", "test_states", "draws", "seed")
     used["nuisance"] = str(settings.nuisance)
     versions = (
         ("today", Path(sys.executable), settings.updates),

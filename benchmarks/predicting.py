@@ -23,8 +23,8 @@ os.environ.setdefault("MUJOCO_GL", "disable")
 import numpy as np
 import tyro
 
-from benchmarks import write_csv
-from benchmarks.rewards import Fitted, Settings as RewardSettings, used_settings
+from benchmarks import used_settings, write_csv
+from benchmarks.rewards import USED, Fitted, Settings as RewardSettings
 from cqm.experiments import metrics
 from cqm.experiments.protocol import DOMAINS
 
@@ -58,7 +58,7 @@ def main(settings: Settings) -> None:
     for name in settings.worlds:
         fitted = Fitted.of(shared, name, settings.nuisance)
         rows.append({"world": name, "nuisance": settings.nuisance, **measured(settings, fitted)})
-        rows[-1] |= {**used_settings(shared), "cores": len(os.sched_getaffinity(0))}
+        rows[-1] |= {**used_settings(shared, *USED), "cores": len(os.sched_getaffinity(0))}
         rows[-1] |= {package: version(package) for package in ("jax", "numpy")}
         print(rows[-1], flush=True)
         write_csv(settings.out, rows)

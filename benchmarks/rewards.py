@@ -38,7 +38,7 @@ import numpy as np
 import tyro
 
 import cqm
-from benchmarks import read_csv, write_csv
+from benchmarks import read_csv, used_settings, write_csv
 from cqm.branches.dataset import Branches
 from cqm.quotient import center
 from cqm.regression import fourier_ridge, one_thread
@@ -115,6 +115,10 @@ class Settings:
     """Where to write the results of events."""
 
 
+USED = ("states", "test_states", "draws", "seed", "updates")
+"""Settings that results depend on."""
+
+
 def main(settings: Settings) -> None:
     """Measure what is missing in the files of results."""
     measure_rewards(settings)
@@ -152,16 +156,9 @@ def measure_events(settings: Settings) -> None:
             write_csv(settings.events_out, rows)
 
 
-def used_settings(settings: Settings) -> dict[str, Any]:
-    """Settings that results depend on."""
-    names = ("states", "test_states", "draws", "seed", "updates")
-    used = {name: getattr(settings, name) for name in names}
-    return {name: "default" if value is None else value for name, value in used.items()}
-
-
 def is_current(row: dict[str, str], settings: Settings) -> bool:
     """Whether a row was measured with these settings, and by all ways."""
-    used = {name: str(value) for name, value in used_settings(settings).items()}
+    used = used_settings(settings, *USED)
     return all(row.get(name) == value for name, value in used.items())
 
 
@@ -204,7 +201,7 @@ class Fitted:
         """Collect, and fit or load the model."""
         world, train, test = collected(settings, name, nuisance)
         where = place(settings, name, nuisance)
-        fit = f"model-{used_settings(settings)['updates']}-updates"
+        fit = f"model-{used_settings(settings, *USED)['updates']}-updates"
         kept = (settings.models or settings.work) / where.name / fit
         if kept.exists():
             model = cqm.EffectModel.load(kept)
@@ -252,7 +249,7 @@ class Fitted:
             for way, found in answers.items()
         }
         row["seconds_to_choose"] = round(seconds, 1)
-        return row | used_settings(settings) | versions()
+        return row | used_settings(settings, *USED) | versions()
 
     def slope(self, title: str, event_fn: Callable[[np.ndarray], np.ndarray]) -> dict[str, Any]:
         """The row of one event."""
@@ -265,7 +262,7 @@ class Fitted:
         row["standard_error"] = round(float(np.sqrt(np.sum(by_state**2)) / np.sum(found**2)), 4)
         row["size"] = round(float(np.sqrt(np.mean(truth**2))), 4)
         row["share_of_paths"] = round(float(np.concatenate(happened).mean()), 4)
-        return row | used_settings(self.settings) | versions()
+        return row | used_settings(self.settings, *USED) | versions()
 
 
 def versions() -> dict[str, str]:

@@ -350,7 +350,7 @@ class Ask:
         """The model to ask, or the logs to learn it from; the logs that intervals come from."""
         from cqm.logs.dataset import Logs
         from cqm.models.estimator import load_model
-        from cqm.models.log_estimator import LogEstimator
+        from cqm.models.log_estimator import LogEstimator, check_same_names
 
         if holds_logs(self.directory):
             if self.logs is not None:
@@ -365,16 +365,7 @@ class Ask:
                 f"--logs is for models fitted from logs; {self.directory} was fitted from branches"
             )
         logs = Logs.load(self.logs)
-        for what, own, given in (
-            ("observations", model.observation_names, logs.observation_names),
-            ("outcomes", model.feature_names, logs.feature_names),
-            ("actions", model.action_names_, logs.action_names),
-        ):
-            if own != given:
-                raise ValueError(
-                    f"the {what} of {self.logs} are {shortened(given)}; those of "
-                    f"{self.directory} are {shortened(own)}"
-                )
+        check_same_names(model, logs, str(self.directory), str(self.logs))
         return model, logs
 
     def _verdict(

@@ -166,16 +166,7 @@ class LogEstimator(Estimator):
 
     def _check_same_system(self, logs: Logs) -> None:
         """Raise unless logs describe the system that the model was fitted to."""
-        for what, own, given in (
-            ("observations", self.observation_names, logs.observation_names),
-            ("outcomes", self.feature_names, logs.feature_names),
-            ("actions", self.action_names_, logs.action_names),
-        ):
-            if own != given:
-                raise ValueError(
-                    f"the {what} of the logs are {shortened(given)}; those of the model are "
-                    f"{shortened(own)}"
-                )
+        check_same_names(self, logs, "the model", "the logs")
         if changes := storage.differences(self.world_, logs.world):
             raise ValueError(f"the logs come from another world than the model's:\n{changes}")
         for name in ("horizon", "discount", "continuation"):
@@ -280,3 +271,17 @@ def check_cells(cells: np.ndarray, num_cells: int, logs: Logs) -> None:
             f"{logs.action_names[action]} never occurs among the {counts[cell].sum()} decisions in "
             f"state {cell} ({(counts == 0).sum()} combinations are missing)"
         )
+
+
+def check_same_names(model: LogEstimator, logs: Logs, own: str, theirs: str) -> None:
+    """Raise unless logs have the model's names; the message calls model and logs as given."""
+    for what, known, given in (
+        ("observations", model.observation_names, logs.observation_names),
+        ("outcomes", model.feature_names, logs.feature_names),
+        ("actions", model.action_names_, logs.action_names),
+    ):
+        if known != given:
+            raise ValueError(
+                f"the {what} of {theirs} are {shortened(given)}; those of {own} are "
+                f"{shortened(known)}"
+            )

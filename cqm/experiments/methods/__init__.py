@@ -5,6 +5,7 @@ from typing import cast
 from cqm.experiments.methods.base import Method, Predictor, Task
 from cqm.models.preprocessing import Conditioning
 
+_OF_EFFECT_MODELS: tuple[Conditioning, ...] = ("effect", "whiten", "learned")
 _ALL = (
     # Okabe and Ito's colours, which colour-blind readers can tell apart; the two lightest darkened.
     Method(
@@ -15,7 +16,7 @@ _ALL = (
         "paper",
         "#0c7bc4",
         "-",
-        conditionings=("effect", "whiten", "learned"),
+        conditionings=_OF_EFFECT_MODELS,
     ),
     Method("world", "World", ".world_model:WorldModel", "outcomes", "paper", "#d55e00", "--"),
     Method(
@@ -49,7 +50,7 @@ _ALL = (
         "CQM-B, full rank",
         ".quotient_model:FullRankModel",
         "effects",
-        conditionings=("effect", "whiten", "learned"),
+        conditionings=_OF_EFFECT_MODELS,
     ),
     Method("one-step-fb", "One-step FB", ".one_step_fb:OneStepFB", "outcomes"),
     Method("dae", "Direct advantage", ".direct_advantage:DirectAdvantage", "effects"),
