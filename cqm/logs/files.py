@@ -28,19 +28,24 @@ SCHEMA = 3  # version 0.1 wrote no schema, which counts as 1; seals since 2, col
 _REPAIR = "save the logs again, or restore the file from a copy"
 
 
-class Description(msgspec.Struct, forbid_unknown_fields=True):
-    """Entries of `logs.json`."""
+class Facts(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """What all descriptions of logs have."""
 
-    kind: Literal["logs"]
     world: WorldFields
     recipe: RecipeFields
     candidate_actions: list[list[float]]
     observation_names: list[str]
     feature_names: list[str]
-    sha256: str
-    schema: int = 1
     action_names: list[str] = []
     columns: list[ColumnFields] = []
+    schema: int = 1
+
+
+class Description(Facts, kw_only=True):
+    """Entries of `logs.json`."""
+
+    kind: Literal["logs"]
+    sha256: str
 
 
 def description(logs: Trajectories) -> dict[str, Any]:

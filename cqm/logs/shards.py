@@ -27,14 +27,13 @@ from cqm.arguments import (
     whole_number,
 )
 from cqm.branches.families import Families, in_words
-from cqm.branches.recipe import RecipeFields, WorldFields
 from cqm.branches.shards import shard_name
 from cqm.capacity import require_memory, size_text
-from cqm.columns import ColumnFields
 from cqm.logs.dataset import Logs
 from cqm.logs.files import (
     CONFIG,
     SHARDS as MANIFEST,
+    Facts,
     description,
     restored,
     stored_arrays,
@@ -57,20 +56,12 @@ class ShardFields(msgspec.Struct, forbid_unknown_fields=True):
     groups: tuple[int, int] | None = None  # smallest and largest number of an episode
 
 
-class Manifest(msgspec.Struct, forbid_unknown_fields=True):
+class Manifest(Facts, kw_only=True):
     """Entries of a manifest."""
 
     kind: Literal["log shards"]
-    world: WorldFields
-    recipe: RecipeFields
-    candidate_actions: list[list[float]]
-    observation_names: list[str]
-    feature_names: list[str]
     arrays: dict[str, str]  # type of every array, by name
     shards: list[ShardFields]
-    schema: int = SCHEMA
-    action_names: list[str] = []
-    columns: list[ColumnFields] = []
 
 
 @dataclass
