@@ -2,6 +2,7 @@
 
 Both versions collect the same branches on all cores with default settings, one after the other, and
 the stored outcomes must be equal. `benchmarks.versions` explains how to install an earlier version.
+Rerun the command to resume it.
 
     python -m benchmarks.collecting --earlier peer/bin/python --worlds finger-spin CartPole-v1
 """
@@ -18,7 +19,7 @@ os.environ.setdefault("MUJOCO_GL", "disable")
 
 import tyro
 
-from benchmarks import answer_of, write_csv
+from benchmarks import answer_of, read_csv, write_csv
 
 COLLECT = """
 import hashlib, json, sys, time
@@ -40,8 +41,8 @@ WORLDS = (
     *("cartpole-swingup", "reacher-easy", "cheetah-run", "walker-walk"),
 )
 """Tasks and environments that run Python code, and the paper's domains, which do not."""
-STATES = {"cartpole-swingup": 100_000, "reacher-easy": 100_000, "cheetah-run": 20_000}
-"""Number of states to collect, if it is not 4,000."""
+STATES = {"cartpole-swingup": 100_000, "reacher-easy": 100_000, "cheetah-run": 20_000, "walker-walk": 4_000}
+"""Number of states to collect, if it is not 12,000."""
 
 
 @dataclass(frozen=True)
@@ -61,10 +62,14 @@ class Settings:
 
 
 def main(settings: Settings) -> None:
-    rows = []
+    """Measure what is missing from the table."""
+    rows = read_csv(settings.out)
     pythons = {"earlier": settings.earlier, "today": Path(sys.executable)}
     for name in settings.worlds:
-        states = STATES.get(name, 4_000)
+        states = STATES.get(name, 12_000)
+        key = {"world": name, "states": str(states), "earlier": settings.label}
+        if any(key.items() <= row.items() for row in rows):
+            continue
         seconds, digests = dict.fromkeys(pythons, float("inf")), set()
         for _ in range(settings.repeats):
             for which, python in pythons.items():
@@ -75,13 +80,11 @@ def main(settings: Settings) -> None:
             raise RuntimeError(f"the two versions collect different branches of {name}")
         rows.append(
             {
-                "world": name,
-                "states": states,
+                **key,
                 "earlier_states_per_second": round(states / seconds["earlier"], 1),
                 "states_per_second": round(states / seconds["today"], 1),
                 "times_as_fast": round(seconds["earlier"] / seconds["today"], 2),
                 "cores": len(os.sched_getaffinity(0)),
-                "earlier": settings.label,
                 **{package: version(package) for package in ("mujoco", "dm_control", "gymnasium")},
             }
         )
