@@ -176,8 +176,8 @@ class TaskWorld(World):
         controls, noise = check_inputs(
             states, ("integration", "observation"), controls, noise, widths
         )
-        num, horizon = controls.shape[:2]
-        features = np.full((num, horizon, len(self.feature_names)), np.nan)
+        num = len(controls)
+        features = np.full((*controls.shape[:2], len(self.feature_names)), np.nan)
         status = np.zeros(num, dtype=np.int8)
         warnings = physics.data.ptr.warning.number  # a view that the simulation updates
         after, errors = [], []
@@ -185,11 +185,11 @@ class TaskWorld(World):
             self._set(environment, state)
             before, problem = warnings.copy(), ""
             try:
-                for t in range(horizon):
-                    task.before_step(controls[i, t], physics)
+                for control, row in zip(controls[i], features[i], strict=True):
+                    task.before_step(control, physics)
                     advance()
                     task.after_step(physics)
-                    features[i, t] = _flat(task.get_observation(physics))
+                    _flat(task.get_observation(physics), out=row)
             except Exception as error:  # a task's code may raise anything; other rows go on
                 problem = repr(error)
             if (warnings > before).any():
@@ -268,35 +268,45 @@ def _remember_names(environment: Environment) -> None:
                 setattr(self, name, getattr(other, name))
             self._known: dict[Any, Any] = {}
 
-        def _convert_key(self, key: Any) -> Any:
-            frozen = _names_in(key)
-            if frozen is None:
-                return super()._convert_key(key)
-            if frozen not in self._known:
-                self._known[frozen] = super()._convert_key(key)
-            return self._known[frozen]
+        def __getitem__(self, key: Any) -> Any:
+            try:
+                return self._field[self._known[_frozen(key)]]
+            except (KeyError, TypeError):  # a new key, or one that cannot be hashed
+                pass
+            converted = self._convert_key(key)
+            if _only_names(frozen := _frozen(key)):
+                self._known[frozen] = converted
+            return self._field[converted]
 
     for struct in (environment.physics.named.data, environment.physics.named.model):
         for name, indexer in struct._asdict().items():
             setattr(type(struct), name, Remembering(indexer))  # each struct has a class of its own
 
 
-def _names_in(key: Any) -> Any:
-    """A hashable form of an index by names; None for any other index.
+def _frozen(key: Any) -> Any:
+    """A hashable form of an index by names.
 
     Lists and tuples stay distinct, because NumPy treats them differently.
 
-    >>> _names_in("hip"), _names_in(["hip", "knee"]), _names_in(("hip", ["x", "z"])), _names_in(1)
-    ('hip', (<class 'list'>, 'hip', 'knee'), ('hip', (<class 'list'>, 'x', 'z')), None)
+    >>> _frozen("hip"), _frozen(["hip", "knee"]), _frozen(("hip", ["x", "z"]))
+    ('hip', (<class 'list'>, 'hip', 'knee'), ('hip', (<class 'list'>, 'x', 'z')))
     """
-    if type(key) is str:
-        return key
-    if type(key) is list and key and all(type(name) is str for name in key):
+    if type(key) is list:
         return (list, *key)
     if type(key) is tuple:
-        parts = tuple(_names_in(part) for part in key)
-        return None if None in parts else parts
-    return None
+        return tuple([(list, *part) if type(part) is list else part for part in key])
+    return key
+
+
+def _only_names(frozen: Any) -> bool:
+    """Whether an index consists of names alone.
+
+    >>> _only_names(_frozen(("hip", ["x", "z"]))), _only_names(_frozen([0, 1]))
+    (True, False)
+    """
+    if type(frozen) is tuple:
+        return all(part is list or _only_names(part) for part in frozen)
+    return type(frozen) is str
 
 
 def _advance_fn(environment: Environment) -> Callable[[], None]:
@@ -333,8 +343,12 @@ def _episode_fields(environment: Environment) -> list[str]:
     return sorted(changed)
 
 
-def _flat(observation: Mapping[str, Any]) -> np.ndarray:
-    return np.concatenate([np.ravel(value) for value in observation.values()])
+def _flat(observation: Mapping[str, Any], out: np.ndarray | None = None) -> np.ndarray:
+    parts = [
+        value if type(value) is np.ndarray and value.ndim == 1 else np.ravel(value)
+        for value in observation.values()
+    ]
+    return np.concatenate(parts, out=out)
 
 
 def _random_joints(
