@@ -23,6 +23,7 @@ _PRECISE, _VERY_PRECISE, _MAX_STEPS = 1e-4, 1e-7, 30  # of conjugate gradients
 _UNPENALISED = 1e3  # scale at which the penalty of a regressor becomes negligible
 _GRADIENT_ROWS = 500  # enough rows to average gradients over
 _LEARNING_ROWS, _LEARNING_WAVES = 10_000, 512  # enough to learn which inputs matter
+_COMPARED_ROWS = 4_000  # enough rows to compare penalties
 _BLOCK_ROWS = 1_024  # rows whose regressors are in memory at once
 _SMALLEST_SCALE = 1e-4  # scale of a direction in which the function does not vary
 _SCALES = (1.0, 2.0, 4.0)  # frequencies, in radians over the overall spread of the inputs
@@ -211,7 +212,7 @@ class Regression:
     """A ridge regression; each output has the penalty with the least leave-one-out error."""
 
     weights: np.ndarray  # [regressors, outputs]
-    predictions: np.ndarray  # [n, outputs], each row predicted from all others
+    errors: np.ndarray  # [outputs], mean squared error of rows that are predicted from all others
 
 
 def leave_one_out_ridge(
@@ -220,7 +221,8 @@ def leave_one_out_ridge(
     """Regress targets `[n, outputs]` on regressors `[n, regressors]`.
 
     Leaving a row out multiplies its residual by a factor that is known in closed form, so all
-    penalties are compared at the cost of one decomposition.
+    penalties are compared at the cost of one decomposition. If there are many rows, every few of
+    them are enough to compare penalties.
 
     Args:
         design: Regressors.
@@ -232,19 +234,20 @@ def leave_one_out_ridge(
     design = design * size
     values, axes = np.linalg.eigh(design.T @ design)
     values = np.maximum(values, 0)[:, None]
-    rotated = design @ axes
-    products, squares = rotated.T @ targets, rotated**2
+    products = axes.T @ (design.T @ targets)
+    compared = slice(None, None, max(1, num // _COMPARED_ROWS))
+    rotated, wanted = design[compared] @ axes, targets[compared]
+    squares = rotated**2
     least = np.full(targets.shape[1], np.inf)
-    weights, predictions = np.zeros((design.shape[1], targets.shape[1])), np.zeros(targets.shape)
+    weights = np.zeros((design.shape[1], targets.shape[1]))
     for penalty in _PENALTIES:
         shrunk = products / (values + penalty * num)
         leverage = squares @ (1 / (values + penalty * num))
-        misses = (targets - rotated @ shrunk) / np.maximum(1 - leverage, 1e-6)
+        misses = (wanted - rotated @ shrunk) / np.maximum(1 - leverage, 1e-6)
         errors = np.mean(misses**2, axis=0)
         better = errors < least
         least[better], weights[:, better] = errors[better], shrunk[:, better]
-        predictions[:, better] = (targets - misses)[:, better]
-    return Regression(size[:, None] * (axes @ weights), predictions)
+    return Regression(size[:, None] * (axes @ weights), least)
 
 
 @dataclass(frozen=True)
@@ -548,7 +551,7 @@ def fourier_ridge(
 
     def fit(design: np.ndarray, rows: slice) -> tuple[np.ndarray, float]:
         fitted = leave_one_out_ridge(design, targets[rows])
-        return fitted.weights, float(np.mean((fitted.predictions - targets[rows]) ** 2))
+        return fitted.weights, float(fitted.errors.mean())
 
     best = learned_transform(inputs, fit, waves=waves, rounds=rounds, rng=rng, transform=transform)
     seen = inputs @ best

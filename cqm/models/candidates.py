@@ -119,6 +119,10 @@ class Trained(Candidate):
     def predictor(self, network: Any) -> Predictor:
         """The predictor with these networks."""
 
+    def compared(self, network: Any) -> Predictor:
+        """A predictor that is precise enough to compare the networks after each cycle."""
+        return self.predictor(network)
+
     def first_stages(self, updates: int) -> list[Stage]:
         """Training runs before the first cycle; `updates` is the total of all cycles."""
         return []

@@ -272,7 +272,14 @@ class Choice:
         wanted = "direct" in self.model.names_of_candidates and self.task.frame.centred_alone
         if wanted and self.teacher.is_slow and self.explanation is not None:
             with self._optional("distilling"):
-                self._attempt(Distilled(self._taught(self.explanation), self._lessons()))
+                taught, lessons = self._taught(self.explanation), self._lessons()
+                self._attempt(Distilled(taught, lessons, self._direct))
+
+    @property
+    def _direct(self) -> Direct | None:
+        """The direct network that learned from labels, if any."""
+        learned = (a.candidate for a in self.attempts if isinstance(a.candidate, Direct))
+        return next(learned, None)
 
     def _taught(self, explanation: Explanation) -> Task:
         """The task of learning the teacher's answers, for all families."""
@@ -352,17 +359,20 @@ class Choice:
             taken = duration(attempt.seconds)
             say(f"{name}: error {_with_error(attempt.errors)} in {taken}", self.show)
 
-    def _score(self, attempt: Attempt, predictor: Predictor) -> bool:
-        """Score a predictor on the held-out families and keep it if it is the attempt's best."""
-        if self.held_out is None:
-            attempt.predictor = predictor
-            return True
-        predicted = _finite(of_families(predictor, self.held_out))
-        errors = self.task.frame.errors(predicted, self._observed, self._arms)
-        if errors.mean() >= attempt.score:
-            return False
-        attempt.predictor, attempt.predicted, attempt.errors = predictor, predicted, errors
-        return True
+    def _score(self, attempt: Attempt, predictor: Predictor) -> None:
+        """Keep a predictor, with its predictions for the held-out families and their errors."""
+        attempt.predictor, attempt.predicted = predictor, self._predicted(predictor)
+        attempt.errors = self._errors(attempt.predicted)
+
+    def _predicted(self, predictor: Predictor) -> np.ndarray | None:
+        """Predicted effects of the held-out families; None if there are none."""
+        return None if self.held_out is None else _finite(of_families(predictor, self.held_out))
+
+    def _errors(self, predicted: np.ndarray | None) -> np.ndarray | None:
+        """Squared errors of effects predicted for the held-out families, `[families]`."""
+        if predicted is None:
+            return None
+        return self.task.frame.errors(predicted, self._observed, self._arms)
 
     @functools.cached_property
     def _arms(self) -> np.ndarray | None:
@@ -419,8 +429,7 @@ class Choice:
 
     def _rescore(self, attempt: Attempt) -> None:
         """Score an earlier attempt on the cleaned labels."""
-        if attempt.predicted is not None and self.held_out is not None:
-            attempt.errors = self.task.frame.errors(attempt.predicted, self._observed, self._arms)
+        attempt.errors = self._errors(attempt.predicted)
 
     def _train(self, attempt: Attempt, candidate: Trained) -> None:
         """Train cycle by cycle, until one does not clearly help."""
@@ -432,17 +441,19 @@ class Choice:
                 attempt.note = "left out: `updates` has no entry for it"
             return
         network, everything = candidate.pretrain(network, cycles), self.held_out is None
+        best, least = network, None
         for i, training in enumerate(cycles, start=1):
             before, later = network, cycles[i:]
             network = candidate.train(before, str(i), training, everything=everything, later=later)
-            earlier = attempt.errors
-            if not self._score(attempt, candidate.predictor(network)):
+            errors = self._errors(self._predicted(candidate.compared(network)))
+            gain = None if least is None or errors is None else least - errors
+            if gain is not None and gain.mean() <= 0:
                 break
+            best, least = network, errors
             attempt.before, attempt.cycle = before, training
-            if earlier is not None and attempt.errors is not None:
-                gain = earlier - attempt.errors
-                if gain.mean() < standard_error(gain):
-                    break
+            if gain is not None and gain.mean() < standard_error(gain):
+                break
+        self._score(attempt, candidate.predictor(best))
         self.model.updates_[candidate.name] = [training.updates for training in cycles]
 
     def _seconds_left(self) -> float:
@@ -514,7 +525,7 @@ class Choice:
             assert isinstance(candidate, Trained)
             assert attempt.cycle is not None
             if isinstance(candidate, Distilled):
-                candidate = Distilled(self._taught_anew(), self._lessons())
+                candidate = Distilled(self._taught_anew(), self._lessons(), self._direct)
             network = candidate.train(attempt.before, "all", attempt.cycle, everything=True)
             predictor = candidate.predictor(network)
         _finite(predictor(self._observations[:_CHECKED]))

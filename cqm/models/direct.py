@@ -172,13 +172,16 @@ class Distilled(Direct):
     Args:
         task: Its corrections turn labels into answers.
         lessons: More answers, if actions are controls from the box.
+        similar: A direct network for the same families, whose compiled programs can be used again.
     """
 
     name = "distilled"
 
-    def __init__(self, task: Task, lessons: Lessons | None = None):
+    def __init__(self, task: Task, lessons: Lessons | None = None, similar: Direct | None = None):
         self.lessons = lessons
         super().__init__(task)
+        if similar is not None:
+            self.objective = similar.objective
 
     @property
     def passes(self) -> int:

@@ -59,11 +59,10 @@ def ridge_predictor(
 
     def offer(fitted: Regression, places: Any, own: np.ndarray) -> None:
         """Take over the outputs that this regression predicts better than those before."""
-        errors = np.mean((fitted.predictions - targets) ** 2, axis=0)
-        better = errors < least
+        better = fitted.errors < least
         weights[:, better] = 0
         weights[np.ix_(places, np.flatnonzero(better))] = own[:, better]
-        least[better] = errors[better]
+        least[better] = fitted.errors[better]
 
     for design, places in (
         (constant, [0]),

@@ -29,8 +29,9 @@ from cqm.models.transition import (
 from cqm.quotient import center
 
 _RATE = 5e-4  # learning rate of whole branches
-_STEP_UPDATES, _STEP_BATCH, _STEP_RATE = 3, 1 / 2, 8  # of single steps, relative to whole branches
-_CORRECTION_DRAWS, _CORRECTED_ROWS = 8, 512
+_STEP_UPDATES, _STEP_BATCH, _STEP_RATE = 6, 1 / 2, 8  # of single steps, relative to whole branches
+_COMPARED_DRAWS = 16  # enough draws to compare networks with each other
+_CORRECTION_DRAWS, _CORRECTED_ROWS = 8, 128
 _FURTHEST = 2.0  # how far a predicted state may lie, relative to the furthest one observed
 _FUTURE_PATHS = 512  # noise paths kept for sampling futures
 
@@ -168,6 +169,16 @@ class Unrolled(Trained):
         """Error of whole branches."""
         discounts, targets = self._discounts, self._to_targets
         return lambda member, batch: unrolled_loss(member, batch, discounts, targets)
+
+    def compared(self, network: Any) -> UnrolledPredictor:
+        """The predictor with fewer draws, the same for all networks."""
+        predictor = self.predictor(network)
+        few, noise = slice(_COMPARED_DRAWS), predictor.noise
+        return replace(
+            predictor,
+            continuations=predictor.continuations[few],
+            noise=None if noise is None else noise[few],
+        )
 
     def predictor(self, network: Any) -> UnrolledPredictor:
         """The networks with the continuations and paths to average over."""

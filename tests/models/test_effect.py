@@ -544,13 +544,13 @@ def test_updates_are_those_of_every_training_and_nothing_else_changes(branches):
     settings = {"width": 8, "updates": 3, "validation": 0.0}
     model = EffectModel(candidates="unrolled", **settings).fit(branches[:50])
     whole = dataclasses.replace(TRAINING, updates=3, learning_rate=5e-4, seed=0)
-    # Single steps: three times as many updates, in chunks three times as long, with half the batch,
-    # at eight times the rate.
+    # Single steps: six times as many updates, in chunks six times as long, with half the batch, at
+    # eight times the rate.
     steps = dataclasses.replace(
-        whole, updates=9, batch_size=8, learning_rate=4e-3, chunk=3 * whole.chunk
+        whole, updates=18, batch_size=8, learning_rate=4e-3, chunk=6 * whole.chunk
     )
     assert model.training_ == {
-        "unrolled-steps": {**dataclasses.asdict(steps), "updates_made": 9},
+        "unrolled-steps": {**dataclasses.asdict(steps), "updates_made": 18},
         "unrolled-1": {**dataclasses.asdict(whole), "updates_made": 3},
     }
     own = Training(updates=5, batch_size=4, seed=9)
@@ -568,7 +568,7 @@ def test_fitting_says_what_it_does(branches, capsys):
     for start in (
         "constant: error ",
         "ridge: error ",
-        "unrolled-steps: compiling, then 12 updates",  # three times all cycles
+        "unrolled-steps: compiling, then 24 updates",  # six times all cycles
         "unrolled-1: compiling, then 1 updates",
         "unrolled: error ",
         "direct-1: compiling, then 1 updates",
