@@ -142,6 +142,24 @@ def predicting():
     return markdown(header, lines)
 
 
+def collecting():
+    """States per second on two cores, for an earlier version and for today's."""
+    header = ["world", "states", "states per second before", "today", "times as fast"]
+    return markdown(
+        header,
+        [
+            [
+                row["world"],
+                f"{int(row['states']):,}",
+                f"{float(row['earlier_states_per_second']):,.0f}",
+                f"{float(row['states_per_second']):,.0f}",
+                f"{float(row['times_as_fast']):.1f}",
+            ]
+            for row in rows("collecting.csv")
+        ],
+    )
+
+
 def plan():
     """What a set of 100 million states takes."""
     columns = {
@@ -414,6 +432,7 @@ FILLED = {
     "speed": speed,
     "learning": learning,
     "predicting": predicting,
+    "collecting": collecting,
     "plan": plan,
     "directions": directions,
     "conditioned": conditioned,
