@@ -81,15 +81,16 @@ class Recorder:
                 not needed.
         """
         model, data = self._model, self._data
-        integration = np.ascontiguousarray(states["integration"], dtype=float)
-        start, warmstart, _ = np.split(integration, [self._num_full, self._num_full + model.nv], 1)
-        start, warmstart = np.ascontiguousarray(start), np.ascontiguousarray(warmstart)
+        # The parts of an integration state; those after the warm start keep their defaults here.
+        ends = [self._num_full, self._num_full + model.nv]
+        parts = np.split(np.asarray(states["integration"], float), ends, axis=1)
+        start, warmstart = np.ascontiguousarray(parts[0]), np.ascontiguousarray(parts[1])
         # The sensors of the last state need another half of a step. Many rows share one native
         # call, which takes an entire step; it stands still if the simulator warned before. A call
         # returns only the warm start of its last row, so each row gets its own call if the last
         # states are needed.
         alone = reached is not None
-        controls = np.repeat(controls, self._substeps, axis=1)
+        controls = np.repeat(np.asarray(controls, float), self._substeps, axis=1)
         if not alone:
             controls = np.concatenate([controls, controls[:, -1:]], axis=1)
         num, num_steps = controls.shape[:2]
