@@ -96,36 +96,38 @@ class Recorder:
         num, num_steps = controls.shape[:2]
         num_recorded = num_steps + alone
         row_bytes = num_recorded * (self._num_full + model.nsensordata) * start.itemsize
-        most = 1 if alone else max(1, min(num, _BUFFER_BYTES // row_bytes))
+        most = max(1, min(num, _BUFFER_BYTES // row_bytes))
         state = np.empty((most, num_recorded, self._num_full))
         sensordata = np.empty((most, num_recorded, model.nsensordata))
-        end = start[:, 0] + num_steps * model.opt.timestep
-        sound = np.zeros(num, bool)
+        reached_time, warned = np.empty(num), np.zeros(num, bool)
         for rows in self._batches(states, num, most):
             size = rows.stop - rows.start
-            self._native.rollout(
-                [model] * size,
-                [data],
-                start[rows],
-                controls[rows],
-                control_spec=_CONTROL,
-                skip_checks=True,
-                nstep=num_steps,
-                initial_warmstart=warmstart[rows],
-                state=state[:size, :num_steps],
-                sensordata=sensordata[:size, :num_steps],
-                chunk_size=size,
-            )
-            sound[rows] = (
-                np.abs(state[:size, num_steps - 1, 0] - end[rows]) < model.opt.timestep / 2
-            )
-            if reached is not None:
-                mujoco.mj_getState(model, data, reached[rows.start], _INTEGRATION)
-                mujoco.mj_step1(model, data)
-                sensordata[0, -1] = data.sensordata
-                sound[rows] &= not data.warning.number.any()
+            group = 1 if alone else size
+            for first in range(0, size, group):
+                call = slice(rows.start + first, rows.start + first + group)
+                self._native.rollout(
+                    [model] * group,
+                    [data],
+                    start[call],
+                    controls[call],
+                    control_spec=_CONTROL,
+                    skip_checks=True,
+                    nstep=num_steps,
+                    initial_warmstart=warmstart[call],
+                    state=state[first : first + group, :num_steps],
+                    sensordata=sensordata[first : first + group, :num_steps],
+                    chunk_size=group,
+                )
+                if reached is not None:
+                    mujoco.mj_getState(model, data, reached[call.start], _INTEGRATION)
+                    mujoco.mj_step1(model, data)
+                    sensordata[first, -1] = data.sensordata
+                    warned[call] = data.warning.number.any()
+            reached_time[rows] = state[:size, num_steps - 1, 0]
             self._observe(state[:size], sensordata[:size], features[rows])
-        return sound & np.isfinite(features).all(axis=(1, 2))
+        expected_time = start[:, 0] + num_steps * model.opt.timestep
+        on_time = np.abs(reached_time - expected_time) < model.opt.timestep / 2
+        return on_time & ~warned & np.isfinite(features).all(axis=(1, 2))
 
     def _batches(self, states: States, num: int, most: int) -> Iterator[slice]:
         """Consecutive rows with the same model, which is made theirs before each batch."""
