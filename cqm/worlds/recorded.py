@@ -10,6 +10,7 @@ the last bit.
 from __future__ import annotations
 
 import importlib
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from xml.etree import ElementTree
@@ -137,8 +138,7 @@ class Recorder:
         for values in fields.values():
             different = values[1:] != values[:-1]
             changes[1:] |= different.any(axis=tuple(range(1, values.ndim)))
-        first = np.flatnonzero(changes)
-        for start, stop in zip(first, [*first[1:], num], strict=True):
+        for start, stop in itertools.pairwise([*np.flatnonzero(changes).tolist(), num]):
             for name, values in fields.items():
                 getattr(self._model, name)[...] = values[start]
             for begin in range(start, stop, most):
