@@ -24,6 +24,7 @@ from cqm.worlds.cloning import (
     InPlace,
     Row,
     drew,
+    seeded_states,
     simulation,
     stack,
     step,
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from gymnasium import spaces
 
 _ARRAYS = ("observation", "terminated")  # of every state
+_SEEDED_ROWS = 256  # rows whose generators are seeded at once
 _MAX_PREFIX = 10**6  # steps stored with a state
 _DIVERGENCES = [int(getattr(mujoco.mjtWarning, f"mjWARN_BAD{q}")) for q in ("QPOS", "QVEL", "QACC")]
 
@@ -115,7 +117,9 @@ class GymWorld(World):
         if callable(env) and self._make().unwrapped is probe.unwrapped:
             raise ValueError(f"{self._env_name} must return a new environment on every call")
         self._action_space = probe.action_space
-        self._flatten = functools.partial(spaces.flatten, probe.observation_space)
+        # What `spaces.flatten` calls; finding it takes as long as flattening.
+        flatten = spaces.flatten.dispatch(type(probe.observation_space))
+        self._flatten = functools.partial(flatten, probe.observation_space)
         self.continuous = not isinstance(self._action_space, spaces.Discrete)
         self._uses_mujoco = simulation(probe) is not None
         names = _observation_names(probe)
@@ -166,9 +170,11 @@ class GymWorld(World):
         status, rows, errors = np.full(num, Status.RAISED), unstack(states), []
         drawn = np.zeros(num, bool)
         for i, row in enumerate(rows):
+            if i % _SEEDED_ROWS == 0:
+                seeded = seeded_states(seeds[i : i + _SEEDED_ROWS])
             try:
                 status[i], rows[i], drawn[i] = self._branch(
-                    row, actions[i], seeds[i], features[i], final
+                    row, actions[i], seeds[i], seeded[i % _SEEDED_ROWS], features[i], final
                 )
             except Exception as error:  # an environment may raise anything; other rows go on
                 errors.append(repr(error))
@@ -233,16 +239,22 @@ class GymWorld(World):
         return {"observation": self._flat(observation), "terminated": False, **row}
 
     def _branch(
-        self, row: Row, actions: np.ndarray, seeds: np.ndarray, features: np.ndarray, final: bool
+        self,
+        row: Row,
+        actions: np.ndarray,
+        seeds: np.ndarray,
+        seeded: np.ndarray,
+        features: np.ndarray,
+        final: bool,
     ) -> tuple[Status, Row, bool]:
         """Roll one state into `features`; returns status, last state, and whether it drew noise."""
-        if not np.all(np.isfinite(row["observation"])):
+        if not np.isfinite(row["observation"]).all():
             return Status.NOT_FINITE, row, False
         if row["terminated"] or not len(actions):
             features[:] = self._absorbed
             return Status.OK, row, False
         env = self._method.load(row)
-        status, steps, drawn = self._roll(env, actions, seeds, features)
+        status, steps, drawn = self._roll(env, actions, seeded, features)
         if status != Status.OK:
             return status, _failed(row), drawn
         if not final:
@@ -254,21 +266,21 @@ class GymWorld(World):
         return status, last, drawn
 
     def _roll(
-        self, env: Env, actions: np.ndarray, seeds: np.ndarray, features: np.ndarray
+        self, env: Env, actions: np.ndarray, seeded: np.ndarray, features: np.ndarray
     ) -> tuple[Status, int, bool]:
         """Step an environment into `features`; returns status, steps, and whether it drew noise."""
-        warnings = simulation(env)[1].warning.number if self._uses_mujoco else np.zeros(1)
+        warnings = simulation(env)[1].warning.number if self._uses_mujoco else np.zeros(9)
         warnings[:] = 0
         drawn = False
-        for t, (action, seed) in enumerate(zip(actions, seeds, strict=True)):
-            observation, reward, terminated = step(env, action, seed)
-            drawn = drawn or drew(env, seed)
-            features[t, :-2] = self._flat(observation)
-            features[t, -2:] = reward, terminated
+        for t, (action, state, row) in enumerate(zip(actions, seeded, features, strict=True)):
+            observation, reward, terminated = step(env, action, state)
+            drawn = drawn or drew(env, state)
+            row[:-2] = self._flatten(observation)
+            row[-2], row[-1] = reward, terminated
             # MuJoCo resets a diverged simulation and goes on; only its warnings show this.
-            diverged = self._uses_mujoco and warnings[_DIVERGENCES].any()
-            if diverged or not np.all(np.isfinite(features[t])):
-                features[t] = np.nan
+            diverged = warnings.any() and bool(warnings[_DIVERGENCES].any())
+            if diverged or not np.isfinite(row).all():
+                row[:] = np.nan
                 return Status.DIVERGED if diverged else Status.NOT_FINITE, t + 1, drawn
             if terminated:
                 features[t + 1 :] = self._absorbed
@@ -306,13 +318,14 @@ class GymWorld(World):
         arms = rng.integers(len(self.candidate_actions), size=(num, horizon))
         actions = self._actions(self.candidate_actions[arms])
         noise = rng.integers(2**32, size=(num, horizon))
+        seeded = seeded_states(noise)
         plain, cloned = np.full((2, num, horizon, len(self.feature_names)), np.nan)
         for i in range(num):
             env = self._make()
             env.reset(seed=i)
-            self._roll(env, actions[i], noise[i], plain[i])
+            self._roll(env, actions[i], seeded[i], plain[i])
         for i, row in enumerate([self._start(i) for i in range(num)]):
-            self._branch(row, actions[i], noise[i], cloned[i], final=True)
+            self._branch(row, actions[i], noise[i], seeded[i], cloned[i], final=True)
         if not np.array_equal(plain, cloned, equal_nan=True):
             return "a rollout differs from stepping a new environment with the same seed"
         report = check_world(self, num=num, horizon=horizon)

@@ -1,29 +1,30 @@
 """Tasks of the dm_control suite, by name.
 
 The paper's four domains use native rollouts, with initial states and observations written as
-vectorised functions of positions and velocities. Every other task runs its own Python code, one
-state at a time, on a physics object whose complete state is set before and read after each rollout.
+vectorised functions of positions and velocities. Every other task draws initial states with its own
+Python code, one at a time. Those that `cqm.worlds.recorded` lists use native rollouts as well; the
+rest run their own code on a physics object whose complete state is set before and read after each
+rollout.
 """
 
 from __future__ import annotations
 
 import functools
-import importlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
-from xml.etree import ElementTree
 
 import numpy as np
 import numpy.typing as npt
 
 from cqm.names import checked_action_names, unknown
 from cqm.worlds import actions
-from cqm.worlds.cloning import stack, unstack
+from cqm.worlds.cloning import stack
 from cqm.worlds.contract import PerThread, Rollout, States, Status, World, check_inputs
 from cqm.worlds.mujoco import Extras, Initial, MujocoWorld, ObservationFn, coordinate_names
+from cqm.worlds.recorded import RECORDED, Recorder, model_without_views
 from cqm.worlds.simulators import quiet_dm_control, sim_extra
 
 with sim_extra():
@@ -93,7 +94,7 @@ def load_task(
         return TaskWorld(
             name, candidate_actions=candidate_actions, action_names=action_names, seed=seed
         )
-    domain, model = DOMAINS[name], _model_without_views(name)
+    domain, model = DOMAINS[name], model_without_views(name)
     return SuiteWorld(
         model,
         name=name,
@@ -121,7 +122,11 @@ class SuiteWorld(MujocoWorld):
 
 
 class TaskWorld(World):
-    """Any suite task, simulated by its own Python code, and therefore slowly.
+    """Any suite task; its own Python code draws initial states.
+
+    The code also runs after every step, which is slow, unless the observations of the task can be
+    computed from a recording. Such tasks, which `cqm.worlds.recorded` lists, use native rollouts;
+    their own code then simulates only the rows in which something goes wrong, to find out what.
 
     A state consists of MuJoCo's integration state, the model fields that the task redraws in every
     episode (a target's position, for example), and the observation, which may contain sensor
@@ -129,7 +134,6 @@ class TaskWorld(World):
     """
 
     cloning = "MuJoCo state, model fields, task code (one state at a time)"
-    runs_python = True
 
     def __init__(
         self,
@@ -143,6 +147,13 @@ class TaskWorld(World):
         self._environment = PerThread(functools.partial(_environment, name))
         environment = self._environment.get()
         self._model_fields = _episode_fields(environment)
+        self.runs_python = name not in RECORDED
+        self._recorder: PerThread[Recorder] | None = None
+        if not self.runs_python:
+            self.cloning = "MuJoCo state, model fields"
+            self._recorder = PerThread(
+                functools.partial(Recorder, name, environment._n_sub_steps, self._model_fields)
+            )
         observation = environment.reset().observation
         sizes = [(key, np.size(value)) for key, value in observation.items()]
         self.observation_names = self.feature_names = coordinate_names(sizes)
@@ -169,20 +180,30 @@ class TaskWorld(World):
     def rollout(
         self, states: States, controls: np.ndarray, noise: np.ndarray, *, final: bool = True
     ) -> Rollout:
-        """Roll every state forward, open loop, one after another."""
+        """Roll every state forward, open loop, on the calling thread."""
         environment = self._environment.get()
         task, physics, advance = environment.task, environment.physics, _advance_fn(environment)
         widths = (len(self.control_low), 0)
-        controls, noise = check_inputs(
-            states, ("integration", "observation"), controls, noise, widths
-        )
+        needed = ("integration", "observation", *(f"model_{name}" for name in self._model_fields))
+        controls, noise = check_inputs(states, needed, controls, noise, widths)
+        size = mujoco.mj_stateSize(physics.model.ptr, _INTEGRATION)
+        if states["integration"].shape[1:] != (size,):  # native code does not check
+            raise ValueError(
+                f"the states must have {size} columns of integration; got shape "
+                f"{list(states['integration'].shape)}; they come from another world"
+            )
         num = len(controls)
         features = np.full((*controls.shape[:2], len(self.feature_names)), np.nan)
         status = np.zeros(num, dtype=np.int8)
+        after = {key: values.copy() for key, values in states.items()} if final else {}
+        unfinished = np.ones(num, bool)
+        if self._recorder is not None:
+            reached = after.get("integration")
+            unfinished = ~self._recorder.get().roll(states, controls, features, reached)
         warnings = physics.data.ptr.warning.number  # a view that the simulation updates
-        after, errors = [], []
-        for i, state in enumerate(unstack(states)):
-            self._set(environment, state)
+        errors = []
+        for i in np.flatnonzero(unfinished):
+            self._set(environment, {key: values[i] for key, values in states.items()})
             before, problem = warnings.copy(), ""
             try:
                 for control, row in zip(controls[i], features[i], strict=True):
@@ -202,8 +223,11 @@ class TaskWorld(World):
             if status[i] != Status.OK:
                 features[i] = np.nan  # MuJoCo goes on from the initial pose after a divergence
             if final:
-                after.append(self._capture(environment, features[i, -1]))
-        return Rollout(features, status, stack(after) if final else {}, next(iter(errors), ""))
+                for key, values in self._capture(environment, features[i, -1]).items():
+                    after[key][i] = values
+        if final:
+            after["observation"] = features[:, -1].copy()
+        return Rollout(features, status, after, next(iter(errors), ""))
 
     def identity(self) -> dict[str, Any]:
         """JSON-able name, parameters and versions."""
@@ -237,20 +261,6 @@ def _environment(name: str) -> Environment:
     environment = suite.load(*name.split("-", 1), task_kwargs={"random": 0})
     _remember_names(environment)
     return environment
-
-
-@quiet_dm_control()
-def _model_without_views(name: str) -> mujoco.MjModel:
-    """A task's model without its cameras and lights, which MuJoCo would update at every step."""
-    from dm_control.mujoco.wrapper import MjModel
-
-    domain = importlib.import_module(f"dm_control.suite.{name.split('-')[0]}")
-    xml, assets = domain.get_model_and_assets()
-    tree = ElementTree.fromstring(xml)
-    for parent in tree.iter():
-        for view in [*parent.findall("camera"), *parent.findall("light")]:
-            parent.remove(view)
-    return MjModel.from_xml_string(ElementTree.tostring(tree, encoding="unicode"), assets).ptr
 
 
 def _remember_names(environment: Environment) -> None:

@@ -59,14 +59,15 @@ def pools(monkeypatch):
 
 def test_worlds_say_whether_they_run_python_for_every_state():
     assert cqm.load_world("reacher-easy").runs_python is False
-    assert cqm.load_world("pendulum-swingup").runs_python is True
+    assert cqm.load_world("pendulum-swingup").runs_python is False
+    assert cqm.load_world("swimmer-swimmer6").runs_python is True
     assert cqm.load_world("CartPole-v1").runs_python is True
     assert plane_world().runs_python is None
-    expanded = cqm.load_world("pendulum-swingup", features=cqm.worlds.features.Squares())
+    expanded = cqm.load_world("swimmer-swimmer6", features=cqm.worlds.features.Squares())
     assert expanded.runs_python is True
 
 
-@pytest.mark.parametrize("name", ["pendulum-swingup", "CartPole-v1"])
+@pytest.mark.parametrize("name", ["swimmer-swimmer6", "CartPole-v1"])
 def test_processes_store_the_same_bytes_as_one_thread(name, tmp_path, eager, pools):
     world = cqm.load_world(name, nuisance=2)
     for threads in (1, 2):
@@ -92,9 +93,11 @@ def test_a_short_collection_in_python_uses_one_thread(pools):
     assert pools == [("threads", 1)]
 
 
-def test_compiled_worlds_use_threads_without_waiting_for_the_first_block(eager, pools):
-    cqm.collect("cartpole-swingup", threads=2, **SETTINGS)
-    assert pools == [("threads", 2)]
+@pytest.mark.parametrize("name", ["cartpole-swingup", "pendulum-swingup"])
+def test_compiled_worlds_use_threads_without_waiting_for_the_first_block(name, eager, pools):
+    two, one = (cqm.collect(name, threads=num, **SETTINGS) for num in (2, 1))
+    assert pools == [("threads", 2), ("threads", 1)]
+    np.testing.assert_array_equal(two.outcomes, one.outcomes)
 
 
 def test_no_more_processes_are_started_than_there_is_work(eager, pools):
@@ -213,7 +216,7 @@ def test_the_end_of_a_process_is_explained(eager):
 def test_shards_come_in_order_and_an_abandoned_simulation_ends(eager, monkeypatch, pools):
     monkeypatch.setattr(collection, "SHARD_BYTES", 0)  # one block per shard
     recipe = Recipe(8 * BLOCK, 2, 0.95, 1, None, (0, 0), Continuation.of("uniform"), False, 0)
-    plan = plan_collection(cqm.load_world("pendulum-swingup"), recipe)
+    plan = plan_collection(cqm.load_world("swimmer-swimmer6"), recipe)
     done = []
     shards = local.simulate_locally(plan, range(plan.num_shards), 2, 1, done.append)
     for number in range(2):
@@ -240,7 +243,7 @@ def test_a_failing_consumer_ends_the_processes(eager, tmp_path, monkeypatch):
 
     monkeypatch.setattr(collection.shards, "write_shard", full)
     with pytest.raises(OSError, match="no space left"):
-        cqm.collect("pendulum-swingup", out=tmp_path, threads=2, **SETTINGS)
+        cqm.collect("swimmer-swimmer6", out=tmp_path, threads=2, **SETTINGS)
     assert len(seen) >= 2
     _within(20, lambda: not any(map(_is_running, seen)))
 

@@ -47,9 +47,15 @@ class Coin(Counter):
         return self.np_random.random(1), 0.0, False, False, {}
 
 
+def step(env, action, seed):
+    """The observation one step later, as a number."""
+    [seeded] = cloning.seeded_states(np.array([seed]))
+    return cloning.step(env, np.int64(action), seeded)[0].item()
+
+
 def counted(method, row, action):
     """The count one step after a state."""
-    return cloning.step(method.load(row), np.int64(action), 0)[0].item()
+    return step(method.load(row), action, 0)
 
 
 @pytest.mark.parametrize("kind", [StateMethods, Deepcopy, Replay])
@@ -58,7 +64,7 @@ def test_an_environment_returns_to_its_states(kind):
     observation, first = method.start(50)
     env = method.load(first)
     for action in (2, 3):
-        cloning.step(env, np.int64(action), 0)
+        step(env, action, 0)
     later = first | method.save(env, first, np.array([2, 3]), np.zeros(2, int))
     method.start(90)
     assert observation.item() == 50
@@ -91,9 +97,51 @@ def test_loading_restores_every_attribute_or_names_those_it_does_not():
 def test_a_step_draws_from_its_seed():
     env = Coin()
     env.reset(seed=0)
-    drawn = [cloning.step(env, np.int64(0), seed)[0].item() for seed in (1, 2, 1)]
+    drawn = [step(env, 0, seed) for seed in (1, 2, 1)]
     expected = [np.random.Generator(np.random.PCG64(seed)).random() for seed in (1, 2, 1)]
     assert drawn == expected
+
+
+def test_all_seeds_at_once_give_the_states_that_numpy_gives():
+    edges = [0, 1, 2**16, 2**31 - 1, 2**31, 2**32 - 2, 2**32 - 1]
+    seeds = np.array([*edges, *np.random.default_rng(0).integers(2**32, size=999), 1, 0])
+    states = cloning.seeded_states(seeds.reshape(2, -1).astype(float))
+    assert states.shape == (2, 504)
+    assert states.ravel().tolist() == [np.random.PCG64(int(seed)).state for seed in seeds]
+    assert cloning.seeded_states(np.empty((3, 0))).shape == (3, 0)
+    assert cloning.seeded_states(np.zeros(1)).tolist() == [
+        {
+            "bit_generator": "PCG64",
+            "state": {
+                "state": 35399562948360463058890781895381311971,
+                "inc": 87136372517582989555478159403783844777,
+            },
+            "has_uint32": 0,
+            "uinteger": 0,
+        }
+    ]
+
+
+class Spawner(Counter):
+    """Draws from a generator that it derives from its own, which Gymnasium does not seed."""
+
+    def step(self, action):
+        [child] = self.np_random.spawn(1)
+        return child.random(1), 0.0, False, False, {}
+
+
+def test_a_copied_environment_has_a_generator_of_its_own_with_the_same_history():
+    method = Deepcopy(Spawner, max_prefix=4)
+    _, first = method.start(50)
+    one, two = method.load(first), method.load(first)
+    assert one.np_random is not two.np_random
+    assert one.np_random.bit_generator.state == first["clone"].np_random.bit_generator.state
+    plain = Spawner()
+    plain.reset(seed=50)
+    expected = [step(plain, 0, 7) for _ in range(3)]
+    assert [step(one, 0, 7) for _ in range(3)] == expected
+    assert [step(two, 0, 7) for _ in range(3)] == expected
+    assert len(set(expected)) == 3
 
 
 def test_methods_that_do_not_apply_say_so():

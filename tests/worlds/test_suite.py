@@ -12,13 +12,7 @@ from cqm.worlds.catalogue import task_sizes
 from cqm.worlds.check import check_world
 from cqm.worlds.contract import Status, take
 from cqm.worlds.nuisance import Nuisance, NuisanceWorld
-from cqm.worlds.suite import (
-    DOMAINS,
-    TaskWorld,
-    load_task,
-    task_names,
-    task_size,
-)
+from cqm.worlds.suite import DOMAINS, TaskWorld, load_task, task_names, task_size
 
 PAPER = ["cartpole-swingup", "reacher-easy", "cheetah-run", "walker-walk"]
 
@@ -268,6 +262,7 @@ def test_contract_holds_for_the_papers_domains(name, nuisance):
 @pytest.mark.parametrize(
     "name",
     [
+        "finger-spin",  # native rollouts, contacts, touch sensors
         "finger-turn_hard",  # its target is a site of the model; touch sensors
         "point_mass-hard",  # its transmission is redrawn in every episode
         "quadruped-walk",  # accelerometers, force and torque sensors; actuators with activation
