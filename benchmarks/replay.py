@@ -50,6 +50,8 @@ class Settings:
     """Number of observations."""
     known: bool = False
     """Whether propensities are known."""
+    seed: int = 0
+    """Random seed for the logs."""
     out: Path = Path("benchmarks/results/replay.csv")
     """Where to write the results."""
 
@@ -69,7 +71,7 @@ def part_of_logs(num: int, settings: Settings, rng: np.random.Generator) -> Logs
 
 def measured(num: int, settings: Settings) -> dict[str, object]:
     """Write logs, fit a model and say what it took."""
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng(settings.seed)
     with tempfile.TemporaryDirectory() as directory:
         started = time.perf_counter()
         with LogWriter(directory) as writer:
@@ -89,6 +91,8 @@ def measured(num: int, settings: Settings) -> dict[str, object]:
         "fit_seconds": round(seconds, 1),
         "peak_megabytes": round(peak),
         "threads": len(os.sched_getaffinity(0)),
+        "seed": settings.seed,
+        "cqm": version("cqm"),
         "numpy": version("numpy"),
     }
 
