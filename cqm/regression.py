@@ -6,6 +6,7 @@ fitted that row's noise.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -25,6 +26,8 @@ _GRADIENT_ROWS = 500  # enough rows to average gradients over
 _LEARNING_ROWS, _LEARNING_WAVES = 10_000, 512  # enough to learn which inputs matter
 _BLOCK_ROWS = 1_024  # rows whose regressors are in memory at once
 _SMALLEST_SCALE = 1e-4  # scale of a direction in which the function does not vary
+_CACHED = 2**15  # numbers that fit into the processor's cache
+_COSINE_SERIES = [(-1) ** k * np.pi ** (2 * k) / math.factorial(2 * k) for k in range(10)]
 _SCALES = (1.0, 2.0, 4.0)  # frequencies, in radians over the overall spread of the inputs
 
 
@@ -411,8 +414,15 @@ class RandomFourierFeatures:
 
     def __call__(self, inputs: np.ndarray) -> np.ndarray:
         """`[n, 1 + inputs + waves]`."""
-        waves = np.cos(inputs @ self.frequencies + self.phases)
-        return np.concatenate([np.ones((len(inputs), 1)), inputs, waves], axis=1)
+        start = 1 + inputs.shape[1]
+        regressors = np.empty((len(inputs), start + len(self.phases)))
+        regressors[:, 0] = 1
+        regressors[:, 1:start] = inputs
+        step = max(1, _CACHED // max(1, len(self.phases)))
+        for i in range(0, len(inputs), step):
+            angles = inputs[i : i + step] @ self.frequencies + self.phases
+            regressors[i : i + step, start:] = cosines(angles)
+        return regressors
 
     def gradient_products(self, weights: np.ndarray, inputs: np.ndarray) -> np.ndarray:
         """Mean outer product of the gradients of `self(inputs) @ weights`, `[inputs, inputs]`.
@@ -428,6 +438,29 @@ class RandomFourierFeatures:
             gradients = own[1 : 1 + size] + (slopes * own[1 + size :]) @ self.frequencies.T
             total += gradients.T @ gradients / len(inputs)
         return total / weights.shape[1]
+
+
+def cosines(angles: np.ndarray) -> np.ndarray:
+    """Cosines of angles that are not enormous, in a fifth of NumPy's time; the angles are lost.
+
+    Most of the time of a regression on logs goes into cosines. These come from the Taylor series of
+    the half angle between −π/2 and π/2, and their errors are about 2e-15.
+
+    >>> cosines(np.array([0.0, np.pi / 3, -8 * np.pi])).round(14).tolist()
+    [1.0, 0.5, 1.0]
+    """
+    angles *= 1 / (2 * np.pi)
+    angles -= np.rint(angles)  # in turns
+    angles *= angles
+    half = _COSINE_SERIES[-1] * angles
+    for coefficient in _COSINE_SERIES[-2:0:-1]:
+        half += coefficient
+        half *= angles
+    half += 1
+    half *= half
+    half *= 2
+    half -= 1
+    return half
 
 
 def pair_products(inputs: np.ndarray) -> np.ndarray:

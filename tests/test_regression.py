@@ -9,6 +9,7 @@ from threadpoolctl import threadpool_info, threadpool_limits
 from cqm.regression import (
     RandomFourierFeatures,
     _Products,
+    cosines,
     fold_numbers,
     fourier_ridge,
     inverse_root,
@@ -191,3 +192,17 @@ def test_one_thread_lasts_until_the_last_of_several_has_left():
         thread.join()
         assert blas_threads() == {1}
     assert blas_threads() == before
+
+
+def test_cosines_are_those_of_numpy():
+    angles = np.random.default_rng(0).uniform(-300, 300, (100, 200))
+    np.testing.assert_allclose(cosines(angles.copy()), np.cos(angles), rtol=0, atol=1e-12)
+    assert np.isnan(cosines(np.array([np.nan, np.inf]))).all()
+
+
+def test_random_fourier_features_are_a_constant_the_inputs_and_cosines():
+    features = RandomFourierFeatures(np.array([[1.0, 0.0], [0.0, 2.0]]), np.array([0.0, np.pi]))
+    found = features(np.array([[0.0, 0.0], [np.pi, np.pi / 4]]))
+    expected = [[1, 0, 0, 1, -1], [1, np.pi, np.pi / 4, -1, 0]]
+    np.testing.assert_allclose(found, expected, atol=1e-14)
+    assert features(np.zeros((0, 2))).shape == (0, 5)
