@@ -40,6 +40,7 @@ class LogEstimator(Estimator):
     learns_from, examples = Trajectories, "logged trajectories"
     without_branches = ", or ask projected_effect(logs) for intervals"
     network_methods: ClassVar[tuple[str, ...]]  # methods that train a network
+    streamed_method: ClassVar[str]  # the method that reads logs block by block
 
     method: str
     folds: int
@@ -246,7 +247,7 @@ class LogEstimator(Estimator):
         rows = replace(logs.folded_rows(self.folds), show_progress=options["show_progress"])
         code = any(hasattr(value, "predict") for value in self.get_params().values())
         if (
-            options["directory"] is None or self.method != "direct" or code
+            options["directory"] is None or self.method != self.streamed_method or code
         ):  # a regressor cannot be identified
             return rows
         return replace(

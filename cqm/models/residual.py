@@ -76,6 +76,7 @@ class ResidualModel(LogEstimator):
     """
 
     kind, title, network_methods = "residual", "Residual model", ("steps",)
+    streamed_method = "direct"
 
     def __init__(
         self,
