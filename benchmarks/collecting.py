@@ -41,7 +41,12 @@ WORLDS = (
     *("cartpole-swingup", "reacher-easy", "cheetah-run", "walker-walk"),
 )
 """Tasks and environments that run Python code, and the paper's domains, which do not."""
-STATES = {"cartpole-swingup": 100_000, "reacher-easy": 100_000, "cheetah-run": 20_000, "walker-walk": 4_000}
+STATES = {
+    "cartpole-swingup": 100_000,
+    "reacher-easy": 100_000,
+    "cheetah-run": 20_000,
+    "walker-walk": 4_000,
+}
 """Number of states to collect, if it is not 12,000."""
 
 

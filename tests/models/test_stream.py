@@ -13,6 +13,7 @@ from cqm.models import training as training_module
 from cqm.models.effect import EffectModel
 from cqm.models.stream import PIECES, Window, open_rows, open_source, window_of_branches
 from cqm.models.training import InMemory, Training
+from cqm.rows import Rows
 from cqm.worlds.function import FunctionWorld
 
 QUICK = Training(updates=400, batch_size=64, learning_rate=3e-3, schedule="cosine", chunk=40)
@@ -92,6 +93,22 @@ def test_every_window_has_the_same_number_of_rows(branches, first, num, chunk):
     part = branches[first : first + num]
     window = window_of_branches(part, identity_rows, families=256, seed=0)
     assert len(window.window(chunk)["index"]) == 256
+
+
+def test_rows_of_logs_are_held_or_pass_through_a_window_once_per_pass():
+    numbers = np.arange(1000)
+    rows = Rows.of(number=numbers, block=70)
+    columns = {"number": lambda block: block["number"]}
+    given = {"chosen_fn": lambda block: block["number"] % 3 == 0, "seed": 1}
+    held = open_rows(rows, columns, memory_gb=1.0, **given)
+    assert isinstance(held, InMemory)
+    np.testing.assert_array_equal(held.window(0)["number"], numbers[::3])
+    window = open_rows(rows, columns, memory_gb=2000e-9, **given)
+    assert isinstance(window, Window)
+    seen = np.concatenate([window.window(i * PIECES)["number"] for i in range(7)])
+    assert len(window.window(0)["number"]) == 60  # of 62 that fit, in four pieces
+    np.testing.assert_array_equal(np.sort(seen[:334]), numbers[::3])
+    assert set(seen[334:]) < set(seen[:334])
 
 
 # Actions hardly move the last coordinates, whose effects in units of their own outweigh the others.
