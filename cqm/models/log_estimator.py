@@ -205,7 +205,7 @@ class LogEstimator(Estimator):
         num_features = len(logs.feature_names)
         if not self.weighting:
             return Subspace(np.eye(num_features), np.eye(num_features))
-        subspace = visible_subspace(rows, logs)
+        subspace = self._visible(logs, rows)
         num_zero = num_features - len(subspace)
         note = f"effects are visible in {len(subspace)} of {num_features} directions"
         if num_zero:
@@ -223,6 +223,18 @@ class LogEstimator(Estimator):
             note += "; effects in all other directions are set to zero"
         self.notes_.append(note)
         return subspace
+
+    def _visible(self, logs: Trajectories, rows: Rows) -> Subspace:
+        """The directions in which logs show effects.
+
+        If propensities are known, they are found once and remembered, unless there are checkpoints,
+        which belong to the passes of one fit.
+        """
+        if not logs.propensities_known or rows.checkpoints is not None:
+            return visible_subspace(rows, logs)
+        if "_subspace" not in vars(logs):
+            vars(logs)["_subspace"] = visible_subspace(rows, logs)
+        return vars(logs)["_subspace"]
 
     def _inputs(self, rows: Rows, basis: np.ndarray | None) -> Coordinates:
         """Coordinates of the observations; `basis` has the directions of them that actions move."""

@@ -19,12 +19,14 @@ TITLES = {
     "branched": "Branched",
     "residual": "Residual",
     "residual-unweighted": "Residual, unweighted",
+    "steps": "Steps",
     "hindsight": "Hindsight",
 }
 _STYLES = {
     "branched": (METHODS["cqm"].colour, "o-"),
     "residual": (METHODS["direct"].colour, "s-"),
     "residual-unweighted": (METHODS["sf"].colour, "v--"),
+    "steps": (METHODS["cqm"].colour, "o-"),
     "hindsight": (METHODS["world"].colour, "D-."),
 }
 _READING = (
