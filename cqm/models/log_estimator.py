@@ -27,7 +27,7 @@ from cqm.warn import warn_user
 if TYPE_CHECKING:
     from cqm.models.averages import AverageEffects
     from cqm.models.projections import Basis, ProjectedEffects
-    from cqm.models.refute import Refutations
+    from cqm.models.refutations import Refutations
     from cqm.queries import Query
 
 WIDTH = 256  # default width of hidden layers
