@@ -1,9 +1,8 @@
 """Density ratios: logs of any size, calibration of the classifier, and clipped ratios."""
 
-import os
-
 import numpy as np
 import pytest
+from support.kills import stopped_at
 
 from cqm.logs.dataset import Logs
 from cqm.logs.shards import LogWriter
@@ -66,15 +65,13 @@ def test_logs_in_shards_give_the_same_bits(memory_gb, groups, tmp_path, small_bl
     assert np.array_equal(whole.effect(states), one.effect(states)) == (memory_gb == 2.0)
 
 
-def test_a_fit_that_is_killed_ends_with_the_same_bytes(tmp_path, small_blocks):
+def test_a_fit_that_is_stopped_anywhere_ends_with_the_same_bits(tmp_path, small_blocks):
     logs = sharded(recorded(), tmp_path / "logs")
 
     def fit(directory):
         model = HindsightModel(memory_gb=2e-5, **QUICK)
         return model.fit(logs, directory=directory, show_progress=False)
 
-    # A child that was forked from a process with JAX's threads might not end, so the fit itself is
-    # stopped: at the n-th file that it puts into place.
     whole = fit(tmp_path / "whole").effect(logs.read("observations", 0, 50))
     points = 0
     for point in range(1, 200, 3):
@@ -86,29 +83,6 @@ def test_a_fit_that_is_killed_ends_with_the_same_bytes(tmp_path, small_blocks):
         np.testing.assert_array_equal(found, whole)
         assert not list(directory.glob("*.sums.safetensors"))
     assert points > 8
-
-
-class StoppedError(BaseException):
-    pass
-
-
-def stopped_at(point, run):
-    with pytest.MonkeyPatch.context() as patch:
-        rename, count = os.replace, 0
-
-        def replace(source, target):
-            nonlocal count
-            count += 1
-            if count == point:
-                raise StoppedError
-            rename(source, target)
-
-        patch.setattr(os, "replace", replace)
-        try:
-            run()
-        except StoppedError:
-            return True
-    return False
 
 
 def test_the_reliability_of_a_classifier_is_measured_where_it_did_not_learn():
