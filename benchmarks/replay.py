@@ -1,8 +1,9 @@
 """Peak memory and time of learning from large logs in shards.
 
 Each size is written to a directory by a `LogWriter`, part by part, and a model is fitted in a
-process of its own, whose peak memory includes Python and all libraries. The outcome depends on the
-state in a curved way, actions depend on the state, and propensities are unknown unless `--known`.
+process of its own, whose peak memory includes Python and all libraries; processor time is what the
+fit takes on a core that it has to itself. The outcome depends on the state in a curved way, actions
+depend on the state, and propensities are unknown unless `--known`.
 
     python -m benchmarks.replay
     python -m benchmarks.replay --decisions 20000 80000 --out /tmp/replay.csv
@@ -32,11 +33,12 @@ FIT = """
 import json, resource, sys, time, warnings
 import cqm
 warnings.simplefilter("ignore")
-started = time.perf_counter()
+started, busy = time.perf_counter(), time.process_time()
 cqm.ResidualModel().fit(sys.argv[1], show_progress=False)
 seconds = time.perf_counter() - started
+busy = time.process_time() - busy
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-print(json.dumps([seconds, peak / 1024]))
+print(json.dumps([seconds, busy, peak / 1024]))
 """
 
 
@@ -50,6 +52,8 @@ class Settings:
     """Number of observations."""
     known: bool = False
     """Whether propensities are known."""
+    seed: int = 0
+    """Random seed for the logs."""
     out: Path = Path("benchmarks/results/replay.csv")
     """Where to write the results."""
 
@@ -69,7 +73,7 @@ def part_of_logs(num: int, settings: Settings, rng: np.random.Generator) -> Logs
 
 def measured(num: int, settings: Settings) -> dict[str, object]:
     """Write logs, fit a model and say what it took."""
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng(settings.seed)
     with tempfile.TemporaryDirectory() as directory:
         started = time.perf_counter()
         with LogWriter(directory) as writer:
@@ -79,7 +83,7 @@ def measured(num: int, settings: Settings) -> dict[str, object]:
         num_bytes = sum(path.stat().st_size for path in Path(directory).iterdir())
         command = [sys.executable, "-c", FIT, directory]
         output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
-        seconds, peak = json.loads(output)
+        seconds, busy, peak = json.loads(output)
     return {
         "decisions": num,
         "observations": settings.observations,
@@ -87,8 +91,11 @@ def measured(num: int, settings: Settings) -> dict[str, object]:
         "write_seconds": round(written, 1),
         "gigabytes": round(num_bytes / 1e9, 3),
         "fit_seconds": round(seconds, 1),
+        "fit_processor_seconds": round(busy, 1),
         "peak_megabytes": round(peak),
         "threads": len(os.sched_getaffinity(0)),
+        "seed": settings.seed,
+        "cqm": version("cqm"),
         "numpy": version("numpy"),
     }
 
@@ -98,7 +105,8 @@ def main(settings: Settings) -> None:
     for num in settings.decisions:
         rows.append(measured(num, settings))
         print(
-            f"{num:>12,} decisions: {rows[-1]['fit_seconds']} s, "
+            f"{num:>12,} decisions: {rows[-1]['fit_seconds']} s "
+            f"({rows[-1]['fit_processor_seconds']} s of processor time), "
             f"{rows[-1]['peak_megabytes']} MB at most"
         )
         write_csv(settings.out, rows)

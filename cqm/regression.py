@@ -11,11 +11,12 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from cqm.rows import BLOCK_ROWS
+from cqm.rows import BLOCK_ROWS, Block, ColumnFn, Rows, Sums
 
 _PENALTIES = 10.0 ** np.arange(-6, 4)  # per row, for regressors of unit size
 _HELD_OUT, _FEWEST_HELD_OUT = 0.1, 500  # groups on which penalties of products are compared
@@ -95,6 +96,58 @@ def ridge(
     weights, by_fold, penalties = moments.cross_fitted(free)
     predictions = np.concatenate([by_folds(design[rows], by_fold, folds[rows]) for rows in blocks])
     return Ridge(weights, by_fold, predictions, penalties)
+
+
+@dataclass(frozen=True)
+class RowsRidge:
+    """A ridge regression on rows that are read block by block."""
+
+    weights: np.ndarray  # [regressors, outputs], fitted to all rows
+    by_fold: np.ndarray  # [folds, regressors, outputs], fitted to the rows outside each fold
+    moments: Moments
+    predict_fn: ColumnFn  # predicts each row from the other folds, [n, outputs]
+
+    def agreement(self) -> tuple[np.ndarray, np.ndarray]:
+        """Sums over the rows, `[outputs]`: predictions times targets, and predictions squared."""
+        products = self.moments.unshifted()
+        both = np.einsum("fro,fro->o", self.by_fold, products)
+        squares = np.einsum("fro,frs,fso->o", self.by_fold, self.moments.squares, self.by_fold)
+        return both, squares
+
+
+def ridges_of_rows(
+    rows: Rows, name: str, design_fns: Sequence[ColumnFn], target_fn: ColumnFn
+) -> list[RowsRidge]:
+    """Regress targets `[n, outputs]` on several sets of regressors, in one pass over the rows.
+
+    Args:
+        rows: The rows, with a column `folds`.
+        name: Name of the pass.
+        design_fns: Regressors `[n, regressors]`, a constant first.
+        target_fn: The values to explain.
+    """
+    few, shift = rows.head(1), target_fn(rows.head()).mean(axis=0)
+    found = [
+        Moments.none(rows.num_folds, design_fn(few).shape[1], len(shift), shift)
+        for design_fn in design_fns
+    ]
+
+    def add(sums: Sums, block: Block) -> None:
+        targets = target_fn(block)
+        for design_fn, moments in zip(design_fns, found, strict=True):
+            moments.add(design_fn(block), targets, block["folds"])
+
+    sums = {f"{i}.{key}": v for i, each in enumerate(found) for key, v in each.sums().items()}
+    rows.total(name, sums, add)
+    fitted = []
+    for design_fn, moments in zip(design_fns, found, strict=True):
+        weights, by_fold, _ = moments.cross_fitted((0,))
+
+        def predict(block: Block, make: ColumnFn = design_fn, own: np.ndarray = by_fold) -> Any:
+            return by_folds(make(block), own, block["folds"])
+
+        fitted.append(RowsRidge(weights, by_fold, moments, predict))
+    return fitted
 
 
 def by_folds(design: np.ndarray, weights: np.ndarray, folds: np.ndarray) -> np.ndarray:
@@ -192,8 +245,11 @@ class Moments:
         energies = np.einsum("frr->r", self.squares) / max(1.0, self.counts.sum())
         size, chosen = np.ones(len(energies)), list(free)
         size[chosen] = _UNPENALISED / np.where(energies > 0, np.sqrt(energies), 1.0)[chosen]
-        products = self.products + self.squares[:, :, :1] * self.shift
-        return size, self.squares * size * size[:, None], products * size[:, None]
+        return size, self.squares * size * size[:, None], self.unshifted() * size[:, None]
+
+    def unshifted(self) -> np.ndarray:
+        """Products of the regressors and the targets without their shift."""
+        return self.products + self.squares[:, :, :1] * self.shift
 
 
 def _sizes(design: np.ndarray, free: Sequence[int]) -> np.ndarray:

@@ -124,9 +124,13 @@ class Rows:
 
     def blocks(self, first: int = 0) -> Iterator[Block]:
         """The blocks in order, from some block on."""
-        units = self.num // self.per_unit
-        for start in range(first * self.block, units, self.block):
-            yield Block(self.columns, start, min(start + self.block, units))
+        for number in range(first, self.num_blocks):
+            yield self.nth(number)
+
+    def nth(self, number: int) -> Block:
+        """The block with a number."""
+        start = number * self.block
+        return Block(self.columns, start, min(start + self.block, self.num // self.per_unit))
 
     def total(self, name: str, sums: Sums, add_fn: AddFn) -> Sums:
         """Sums over all blocks; a pass that was interrupted goes on from its checkpoint.

@@ -427,7 +427,47 @@ def null_sets():
     return markdown(["features", *(f"{int(n):,} rows" for n in sizes)], lines)
 
 
+def replay_memory():
+    """Memory and time of a regression on millions of decisions."""
+    lines = [
+        [
+            f"{int(row['decisions']):,}",
+            row["gigabytes"],
+            row["peak_megabytes"],
+            f"{float(row['fit_processor_seconds']):.0f}",
+            f"{float(row['fit_seconds']):.0f}",
+        ]
+        for row in rows("replay.csv")
+    ]
+    header = ["decisions", "GB on disk", "peak memory, MB", "processor seconds", "seconds"]
+    return markdown(header, lines)
+
+
+def hindsight():
+    """Errors of hindsight and of regression on rewards that are asked later."""
+    lines = []
+    for row in rows("hindsight.csv"):
+        way = row["way"]
+        if row["largest_ratio"]:
+            way += f", ratios up to {float(row['largest_ratio']):g}"
+        if row["propensities"] == "estimated":
+            way += ", propensities estimated"
+        lines.append(
+            [
+                row["problem"],
+                f"{int(row['decisions']):,}",
+                way,
+                f"{float(row['error']):.3f} ± {float(row['standard_error']):.3f}",
+                f"{float(row['bias']):.2f}",
+                row["calibration_error"],
+            ]
+        )
+    return markdown(["problem", "decisions", "way", "error", "bias", "calibration error"], lines)
+
+
 FILLED = {
+    "replay-memory": replay_memory,
+    "hindsight": hindsight,
     "effects": effects,
     "speed": speed,
     "learning": learning,

@@ -1,6 +1,7 @@
 """Regressions in closed form, against what they must find."""
 
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,8 +19,10 @@ from cqm.regression import (
     pair_products,
     product_ridge,
     ridge,
+    ridges_of_rows,
     shrunk_covariance,
 )
+from cqm.rows import Rows
 
 
 def test_a_cross_fitted_ridge_predicts_new_rows_and_not_its_own_noise():

@@ -27,11 +27,14 @@ class Reproduce:
 
     preset: Literal["quick", "paper", "smoke"] = "quick"
     """Size of the run: paper (hours, up to 5 seeds), quick (minutes, 1 seed) or smoke (seconds)."""
-    study: Literal["paper", "logs", "worlds"] = "paper"
-    """Experiment: the paper's benchmark, logs vs. branches, or the default model on many worlds."""
+    study: Literal["paper", "logs", "replay", "worlds"] = "paper"
+    """Experiment: the paper's benchmark, logs vs. branches, replay sets of up to a million
+    decisions, or the default model on many worlds."""
     domains: Annotated[tuple[str, ...] | None, default("all four")] = None
     """Domains to run."""
-    seeds: Annotated[tuple[int, ...] | None, default("as in the preset; one for logs")] = None
+    seeds: Annotated[tuple[int, ...] | None, default("as in the preset; one for logs, replay")] = (
+        None
+    )
     """Seeds to run."""
     methods: Annotated[tuple[str, ...] | None, default("as in the preset")] = None
     """Methods to run; append +effect or +whiten to a name to condition the method's input."""
@@ -66,9 +69,12 @@ class Reproduce:
             return worlds.WorldsStudy(sizes.restricted(self.worlds, self.states))
         self._refuse("has no such option", "worlds", "states")
         protocol = preset(self.preset).restricted(self.domains, self.seeds, self.methods)
-        if self.study == "logs":
+        if self.study in ("logs", "replay"):
             self._refuse("has its own estimators", "methods")
             seeds = self.seeds or protocol.stages[0].seeds[:1]
+            if self.study == "replay":
+                domains = self.domains or logs.REPLAY_DOMAINS
+                return logs.LogsStudy(logs.REPLAY[self.preset], domains, seeds)
             return logs.LogsStudy(logs.PRESETS[self.preset], protocol.domains, seeds)
         return Benchmark(protocol)
 

@@ -8,7 +8,7 @@ logs make this possible.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,6 +44,7 @@ from cqm.logs.validate import (
     candidate_rows,
     check_axes,
     check_logs,
+    discrete_actions,
     equal_steps,
     integers,
     named_actions,
@@ -141,7 +142,7 @@ class Logs(Trajectories):
         observations = real_numbers("observations", observations)
         flag("features_are_next_observation", features_are_next_observation)
         actions, action_names = named_actions(equal_steps("actions", actions), action_names)
-        actions = integers("actions", actions)
+        actions = discrete_actions(actions)
         actions = actions[:, None] if actions.ndim == 1 else actions
         features = real_numbers("features", equal_steps("features", features))
         check_axes(observations=observations, actions=actions, features=features)
@@ -342,7 +343,8 @@ class Logs(Trajectories):
         discount: float = 0.95,
         world: World | None = None,
         seed: int = 0,
-    ) -> Logs:
+        out: str | Path | None = None,
+    ) -> Logs | ShardedLogs:
         """Record a Gymnasium environment, without cloning it; see `cqm.logs.sources`.
 
         Args:
@@ -359,6 +361,8 @@ class Logs(Trajectories):
             world: A world made from the same environment; the logs take its identity and names,
                 and its branches can calibrate a model.
             seed: Random seed for the environment and the actions.
+            out: Directory to write the logs to, in shards, so that their number does not matter;
+                rerun the call to resume it. By default they are held in memory.
         """
         from cqm.logs.sources import recorded, windows
 
@@ -366,7 +370,7 @@ class Logs(Trajectories):
         _check_windows(trajectories, horizon, stride, seed, world)
         with recorded(env, behaviour, candidate_actions, seed) as source:
             return windows(
-                source, trajectories, horizon, stride, discount, law, world, action_names, seed
+                source, trajectories, horizon, stride, discount, law, world, action_names, seed, out
             )
 
     @classmethod
@@ -384,7 +388,8 @@ class Logs(Trajectories):
         continuation: str | Sequence[float] = "behaviour",
         world: World | None = None,
         seed: int = 0,
-    ) -> Logs:
+        out: str | Path | None = None,
+    ) -> Logs | ShardedLogs:
         """Logs from a Minari data set, with unknown propensities; see `cqm.logs.sources`.
 
         Args:
@@ -402,6 +407,7 @@ class Logs(Trajectories):
             continuation: Law of the later actions; see `Logs.from_arrays`.
             world: A world made from the same environment; see `Logs.from_gymnasium`.
             seed: Random seed for the placeholder actions after a termination, which have no effect.
+            out: Directory to write the logs to, in shards; see `Logs.from_gymnasium`.
         """
         from cqm.logs.sources import read_minari, windows
 
@@ -410,7 +416,101 @@ class Logs(Trajectories):
         _check_windows(1, horizon, stride, seed, world)
         source = read_minari(dataset, candidate_actions, tolerance)
         return windows(
-            source, trajectories, horizon, stride, discount, continuation, world, action_names, seed
+            source,
+            trajectories,
+            horizon,
+            stride,
+            discount,
+            continuation,
+            world,
+            action_names,
+            seed,
+            out,
+        )
+
+    @classmethod
+    def from_episodes(
+        cls,
+        episodes: Iterable[Mapping[str, Any]],
+        *,
+        horizon: int,
+        num_actions: int | None = None,
+        candidate_actions: ArrayLike | None = None,
+        action_names: Sequence[str] | None = None,
+        stride: int | None = None,
+        discount: float = 0.95,
+        continuation: str | Sequence[float] = "behaviour",
+        observation_names: Sequence[str] | None = None,
+        feature_names: Sequence[str] | None = None,
+        features_are_next_observation: bool = False,
+        world: Mapping[str, Any] | None = None,
+        out: str | Path | None = None,
+    ) -> Logs | ShardedLogs:
+        """Cut episodes of any number and length into windows, each a decision and its outcome.
+
+        A window lies within one episode, so an episode shorter than the horizon has none, and the
+        last steps of an episode are decisions of no window. If episodes end because of what the
+        actions did, this would select windows by their outcome: add the steps that follow, such as
+        features of zero and an indicator.
+
+        Args:
+            episodes: Mappings with `observations` `[steps, observations]`, `actions` `[steps]`,
+                `features` `[steps, features]` and, if known, `propensities` `[steps, actions]`. An
+                iterator is read once, one episode at a time.
+            horizon: Steps per window.
+            num_actions: Number of candidate actions. If neither this nor `candidate_actions` nor
+                `action_names` is given, the largest action index plus one; with `out`, one of the
+                three is needed.
+            candidate_actions: Their controls; see `Logs.from_arrays`.
+            action_names: Their names; see `Logs.from_arrays`.
+            stride: Steps between the starts of consecutive windows; by default the horizon, so that
+                the windows do not overlap.
+            discount: Discount factor of the outcome.
+            continuation: Law of the later actions; see `Logs.from_arrays`.
+            observation_names: Names of the observations; `obs_0`, ... by default.
+            feature_names: Names of the features; `feature_0`, ... by default.
+            features_are_next_observation: See `Logs.from_arrays`.
+            world: Identity of the world; see `Logs.from_arrays`.
+            out: Directory to write the logs to, in shards, so that their number does not matter;
+                rerun the call to resume it. By default they are held in memory.
+
+        >>> rng = np.random.default_rng(0)
+        >>> def episode(steps):
+        ...     seen, actions = rng.normal(size=(steps, 2)), rng.integers(2, size=steps)
+        ...     return {"observations": seen, "actions": actions, "features": seen + 1}
+        >>> Logs.from_episodes([episode(7), episode(3), episode(12)], horizon=4, stride=2)
+        Logs(logs, 7 trajectories, 2 actions, horizon 4, discount 0.95, propensities unknown)
+        """
+        from cqm.logs.windows import cut, gathered
+
+        _check_windows(1, horizon, stride, 0, None)
+        if out is not None and num_actions is None and candidate_actions is None:
+            if action_names is None:
+                raise ValueError(
+                    "with `out`, the candidate actions must be known before all episodes are read; "
+                    "pass num_actions, candidate_actions or action_names"
+                )
+            num_actions = len(texts("action_names", action_names))
+
+        def make(**arrays: Any) -> Logs:
+            return cls.from_arrays(
+                **arrays,
+                num_actions=num_actions,
+                candidate_actions=candidate_actions,
+                action_names=action_names,
+                continuation=continuation,
+                discount=discount,
+                observation_names=observation_names,
+                feature_names=feature_names,
+                features_are_next_observation=features_are_next_observation,
+                world=world,
+            )
+
+        return gathered(
+            cut(episodes, horizon, stride or horizon),
+            make,
+            out,
+            nothing=f"no episode has a window of {horizon} steps",
         )
 
     def __len__(self) -> int:

@@ -101,7 +101,8 @@ class ShardedLogs(Trajectories):
     """Logs of any size in shards on disk, which are read block by block.
 
     `Logs.open` opens them, and a slice selects a window of consecutive trajectories.
-    `ResidualModel` learns from them in a memory that hardly depends on their number.
+    `ResidualModel` and `HindsightModel` learn from them in a memory that hardly depends on their
+    number.
     """
 
     def __init__(self, first: Logs, parts: Sequence[Part]):

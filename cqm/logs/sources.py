@@ -15,8 +15,9 @@ from __future__ import annotations
 import contextlib
 import importlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,9 @@ from numpy.typing import ArrayLike
 from cqm.arguments import function, number, real_numbers, shown
 from cqm.branches.recipe import draw_actions
 from cqm.logs.dataset import BehaviourFn, Logs
+from cqm.logs.shards import ShardedLogs
+from cqm.logs.validate import NOT_IDENTIFIED
+from cqm.logs.windows import Piece, gathered
 from cqm.worlds.contract import World
 from cqm.worlds.simulators import sim_extra
 
@@ -51,6 +55,7 @@ class Source:
     candidate_actions: np.ndarray  # [actions, controls]
     time_limit: int | None  # None if unknown
     endless: bool = False  # whether there is always another episode
+    longest_fn: Callable[[], int] | None = None  # finds the length of the longest truncated episode
 
 
 @contextlib.contextmanager
@@ -117,8 +122,12 @@ def read_minari(dataset: Any, candidate_actions: ArrayLike | None, tolerance: fl
                 bool(episode.terminations[-1]),
             )
 
+    def longest() -> int:
+        truncated = (e for e in dataset.iterate_episodes() if not e.terminations[-1])
+        return max((len(episode.rewards) for episode in truncated), default=0)
+
     limit = None if dataset.env_spec is None else dataset.env_spec.max_episode_steps
-    return Source(dataset.spec.dataset_id, episodes(), candidates, limit)
+    return Source(dataset.spec.dataset_id, episodes(), candidates, limit, longest_fn=longest)
 
 
 def windows(
@@ -131,57 +140,128 @@ def windows(
     world: World | None,
     action_names: Sequence[str] | None,
     seed: int,
-) -> Logs:
+    out: str | Path | None = None,
+) -> Logs | ShardedLogs:
     """Cut episodes into windows; see `Logs.from_gymnasium` for the arguments."""
     name, candidates, limit = source.name, source.candidate_actions, source.time_limit
     if limit is not None and limit < horizon:
         raise ValueError(
             f"a window of {horizon} steps is longer than the time limit of {name}, {limit} steps"
         )
-    step, seen, counts = stride or horizon, list[Episode](), Counter[int]()
+    if world is not None and not np.array_equal(world.candidate_actions, candidates):
+        raise ValueError(
+            "the world and the logs must have the same candidate actions; got "
+            f"{world.candidate_actions.tolist()} and {candidates.tolist()}"
+        )
+    step = stride or horizon
+    if out is None:
+        chosen = _chosen(source, trajectories, horizon, step)
+    else:
+        chosen = _chosen_as_read(source, horizon, step)
+
+    def make(**arrays: Any) -> Logs:
+        names = [f"obs_{i}" for i in range(arrays["observations"].shape[1] - 1)]
+        return Logs.from_arrays(
+            **arrays,
+            candidate_actions=candidates,
+            action_names=world.action_names if world and action_names is None else action_names,
+            continuation=continuation,
+            discount=discount,
+            observation_names=world.observation_names if world else [*names, "terminated"],
+            feature_names=world.feature_names if world else [*names, "reward", "terminated"],
+            world=world.identity() if world else {"name": name, "kind": "logs"},
+        )
+
+    rng = np.random.default_rng(seed)
+    pieces = (_piece(*each, horizon, len(candidates), rng) for each in chosen)
+    return gathered(
+        pieces,
+        make,
+        out,
+        most=trajectories,
+        nothing=f"no episode of {name} has a window of {horizon} steps",
+    )
+
+
+Chosen = tuple[int, Episode, range]  # number of an episode, itself, and where windows start
+
+
+def _chosen(source: Source, trajectories: int | None, horizon: int, step: int) -> Iterator[Chosen]:
+    """The windows of all episodes, which are held in memory."""
+    seen, counts = list[Episode](), Counter[int]()
     latest, truncated, found, idle = np.inf, 0, 0, 0
     for episode in source.episodes:
         seen.append(episode)
         counts.update(_starts(episode, horizon, step))
         if not episode.terminated:
             truncated = max(truncated, len(episode.actions))
-        latest = (limit or truncated or np.inf) - horizon
+        latest = (source.time_limit or truncated or np.inf) - horizon
         before, found = found, sum(num for start, num in counts.items() if start <= latest)
         if trajectories is not None and found >= trajectories:
             break
         idle = 0 if found > before else idle + 1
         if source.endless and idle == PATIENCE:
             raise ValueError(
-                f"{PATIENCE} consecutive episodes of {name} have no window of {horizon} steps; "
-                f"{_lengths(seen[-idle:], truncated)}"
+                f"{PATIENCE} consecutive episodes of {source.name} have no window of {horizon} "
+                f"steps; {_lengths(seen[-idle:], truncated)}"
             )
-    places = [(i, s) for i, e in enumerate(seen) for s in _starts(e, horizon, step) if s <= latest]
-    if not places:
+    if not found:
         raise ValueError(
-            f"no episode of {name} has a window of {horizon} steps; {_lengths(seen, truncated)}"
+            f"no episode of {source.name} has a window of {horizon} steps; "
+            f"{_lengths(seen, truncated)}"
         )
-    if world is not None and not np.array_equal(world.candidate_actions, candidates):
+    for i, episode in enumerate(seen):
+        yield i, episode, _until(_starts(episode, horizon, step), latest)
+
+
+def _chosen_as_read(source: Source, horizon: int, step: int) -> Iterator[Chosen]:
+    """The same, one episode at a time; the time limit must be known, or be found beforehand."""
+    limit = source.time_limit
+    if limit is None and source.longest_fn is None:
         raise ValueError(
-            "the world and the logs must have the same candidate actions; got "
-            f"{world.candidate_actions.tolist()} and {candidates.tolist()}"
+            f"the time limit of {source.name} is unknown, so windows cannot be chosen while "
+            "episodes are recorded; wrap the environment in gymnasium.wrappers.TimeLimit, or leave "
+            "out `out`"
         )
-    places, rng = places[:trajectories], np.random.default_rng(seed)
-    cut = [_window(seen[i], start, horizon, len(candidates), rng) for i, start in places]
-    propensities = [p[start] for i, start in places if (p := seen[i].propensities) is not None]
-    names = [f"obs_{i}" for i in range(seen[0].observations.shape[1])]
-    return Logs.from_arrays(
-        np.stack([np.append(seen[i].observations[start], 0.0) for i, start in places]),
-        np.stack([actions for actions, _ in cut]),
-        np.stack([features for _, features in cut]),
-        candidate_actions=candidates,
-        action_names=world.action_names if world and action_names is None else action_names,
-        propensities=np.stack(propensities) if len(propensities) == len(places) else None,
-        groups=[i for i, _ in places],
-        continuation=continuation,
-        discount=discount,
-        observation_names=world.observation_names if world else [*names, "terminated"],
-        feature_names=world.feature_names if world else [*names, "reward", "terminated"],
-        world=world.identity() if world else {"name": name, "kind": "logs"},
+    if limit is None and source.longest_fn is not None:
+        limit = source.longest_fn()
+    latest, idle = (limit or np.inf) - horizon, list[Episode]()
+    for i, episode in enumerate(source.episodes):
+        starts = _until(_starts(episode, horizon, step), latest)
+        idle = [] if starts else [*idle, episode]
+        if source.endless and len(idle) == PATIENCE:
+            raise ValueError(
+                f"{PATIENCE} consecutive episodes of {source.name} have no window of {horizon} "
+                f"steps; {_lengths(idle, limit or 0)}"
+            )
+        yield i, episode, starts
+
+
+def _until(starts: range, latest: float) -> range:
+    """The starts that are no later than `latest`."""
+    return range(starts.start, int(min(starts.stop, latest + 1)), starts.step)
+
+
+def _piece(
+    number: int,
+    episode: Episode,
+    starts: range,
+    horizon: int,
+    num_actions: int,
+    rng: np.random.Generator,
+) -> Piece:
+    """The windows of an episode, with an observation of whether it has terminated: never."""
+    cut = [_window(episode, start, horizon, num_actions, rng) for start in starts]
+    width = episode.observations.shape[1]
+    observations = np.zeros((len(cut), width + 1))
+    observations[:, :width] = episode.observations[list(starts)]
+    known = episode.propensities
+    return Piece(
+        observations,
+        np.array([actions for actions, _ in cut], int).reshape(-1, horizon),
+        np.array([features for _, features in cut]).reshape(-1, horizon, width + 2),
+        None if known is None else known[list(starts)],
+        number,
     )
 
 
@@ -275,7 +355,7 @@ def _candidates(space: Any, given: ArrayLike | None) -> tuple[np.ndarray, list[A
     if given is None:
         raise ValueError(
             f"the actions of {space} are continuous; pass candidate_actions [actions, controls], "
-            "the actions to compare"
+            f"the actions to compare; {NOT_IDENTIFIED}"
         )
     candidates = real_numbers("candidate_actions", given, finite=True)
     if candidates.ndim != 2 or candidates.shape[1] != int(np.prod(space.shape)):

@@ -31,6 +31,11 @@ AXES = {
     "groups": ("n",),
     "families": ("n", "2"),
 }
+NOT_IDENTIFIED = (
+    "logs alone do not identify the effects of continuous actions: the residual loss does not "
+    "change if a function of the state is added to them, and what would exclude that, a mean of "
+    "zero under the behaviour, takes a density of the actions that is not known"
+)
 
 
 def check_axes(**arrays: np.ndarray | None) -> None:
@@ -176,6 +181,19 @@ def named_actions(
             return np.array(whole).reshape(actions.shape), None
         names = sorted(found)
     return action_indices(actions, names), names
+
+
+def discrete_actions(actions: np.ndarray) -> np.ndarray:
+    """Actions that were given as numbers, as integers; raises if they are continuous controls."""
+    fractions = actions.dtype.kind == "f" and bool((actions[np.isfinite(actions)] % 1 != 0).any())
+    if actions.ndim > 2 or fractions:
+        what = "controls [n, horizon, controls]" if actions.ndim > 2 else "numbers with fractions"
+        raise ValueError(
+            f"actions must be indices or names of candidate actions, [n, horizon]; got {what}, "
+            f"shape {list(actions.shape)}; {NOT_IDENTIFIED}; pass the number of the nearest "
+            "candidate action instead, or collect branches with actions='box'"
+        )
+    return integers("actions", actions)
 
 
 def equal_steps(name: str, values: Any) -> np.ndarray:

@@ -17,7 +17,7 @@ from cqm.models.transition import before_steps
 
 _TRAINING = Training(updates=1_000, learning_rate=2e-3, schedule="cosine")
 _WIDTH = 64
-_EXAMPLES = 500_000  # steps, more than training draws
+EXAMPLES = 500_000  # steps, more than training draws
 
 
 def fit_behaviour(
@@ -37,7 +37,7 @@ def fit_behaviour(
         seed: Random seed.
         options: Options of the training loop.
     """
-    num = max(1, _EXAMPLES // rows["actions"][0].size)
+    num = max(1, EXAMPLES // rows["actions"][0].size)
     rows = {name: values[:num] for name, values in rows.items()}
     before = np.asarray(before_steps(rows, num_states))[:, :, 1:]
     context = np.asarray(rows["inputs"])[:, None, None, num_states:]

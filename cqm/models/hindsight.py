@@ -14,47 +14,34 @@ has mean zero in every state if the ratio is exact; regressed on the state, it e
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
-import equinox as eqx
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import Array
 from numpy.typing import ArrayLike
 
-from cqm import storage
+from cqm.arguments import number
 from cqm.bounds import total_mass
 from cqm.logs.dataset import Logs
 from cqm.logs.shards import in_memory
 from cqm.logs.trajectories import Trajectories
-from cqm.models.log_estimator import MEMBERS, WIDTH, LogEstimator, check_cells
-from cqm.models.network import Classifier
+from cqm.models.log_bases import drawn_waves
+from cqm.models.log_estimator import MEMBERS, LogEstimator, check_cells
 from cqm.models.predictors import FourierPredictor, Predictor, TablePredictor
 from cqm.models.preprocessing import Coordinates
-from cqm.models.propensities import inverse_propensities, taken_actions
+from cqm.models.propensities import inverse_propensity_fn
+from cqm.models.ratios import Reliability, fit_ratios, with_events
 from cqm.models.rewards import rewards_of
-from cqm.models.training import Training, check_network_size, expected_seconds, train
+from cqm.models.training import Training
 from cqm.observations import as_observations
 from cqm.queries import RewardFn
 from cqm.quotient import Reference, center
-from cqm.regression import (
-    RandomFourierFeatures,
-    Table,
-    fold_numbers,
-    inverse_root,
-    mean_by,
-    ridge,
-    shrunk_covariance,
-)
+from cqm.regression import RowsRidge, Table, mean_by, one_thread, ridges_of_rows
+from cqm.rows import Block, ColumnFn, Rows
 from cqm.warn import warn_user
 
 _WAVES = 64  # number of random Fourier features of the effects
-_TEMPERATURES = 2.0 ** np.linspace(-1, 6, 29)  # high ones give the classifier little weight
-_CALIBRATION_FOLDS = 10  # one fold of a classifier's training trajectories sets its temperature
-_TRAINING = Training(
-    updates=2_000, batch_size=512, learning_rate=1e-3, schedule="cosine", weight_decay=1e-3
-)
+ValuesFn = Callable[[np.ndarray], np.ndarray]  # features [..., features] -> values [..., d]
 
 
 class HindsightModel(LogEstimator):
@@ -69,6 +56,8 @@ class HindsightModel(LogEstimator):
         corrected: Estimate the bias that an imperfect classifier causes, and remove it; False for
             the paper's estimator. It makes no difference to `tabular`, whose ratios are exact.
         width: Width of the hidden layers of `network`; 256 by default.
+        largest_ratio: Density ratios p_μ(a | s, z)/μ(a | s) above this are clipped, which trades
+            noise for bias; `corrected` estimates this bias too. None for no limit.
         members: Number of sets of random Fourier features to average; eight by default.
         folds: Number of folds; the ratio of a trajectory comes from a classifier trained on the
             other folds.
@@ -76,7 +65,12 @@ class HindsightModel(LogEstimator):
         reference: Reference distribution over actions, for centring; uniform by default.
         training: Settings of the training loop of `network`; by default those that suit it.
         updates: Number of gradient steps per training run; by default as in `training`.
+        memory_gb: Memory for the rows that the classifier learns from, in gigabytes; of larger logs
+            it sees a moving window (see `cqm.models.stream`).
         seed: Random seed.
+
+    After `fit`, `reliability_` compares the classifier's probabilities with frequencies on
+    trajectories that it did not learn from; see `cqm.models.ratios.Reliability`.
 
     >>> rng = np.random.default_rng(0)
     >>> states, actions = rng.integers(2, size=(400, 1)), rng.integers(2, size=400)
@@ -88,6 +82,8 @@ class HindsightModel(LogEstimator):
     """
 
     kind, title, network_methods = "hindsight", "Hindsight model", ("network",)
+    streamed_method = "network"
+    reliability_: Reliability | None = None
 
     def __init__(
         self,
@@ -95,6 +91,7 @@ class HindsightModel(LogEstimator):
         method: Literal["network", "tabular"] = "network",
         baseline: bool = True,
         corrected: bool = True,
+        largest_ratio: float | None = None,
         width: int | None = None,
         members: int | None = None,
         folds: int = 2,
@@ -102,11 +99,13 @@ class HindsightModel(LogEstimator):
         reference: Reference = None,
         training: Training | None = None,
         updates: int | None = None,
+        memory_gb: float = 2.0,
         seed: int = 0,
     ):
         self.method = method
         self.baseline = baseline
         self.corrected = corrected
+        self.largest_ratio = largest_ratio
         self.width = width
         self.members = members
         self.folds = folds
@@ -114,29 +113,42 @@ class HindsightModel(LogEstimator):
         self.reference = reference
         self.training = training
         self.updates = updates
+        self.memory_gb = memory_gb
         self.seed = seed
 
     def _check_params(self) -> None:
         self._one_of("method", "network", "tabular")
         super()._check_params()
+        number("memory_gb", self.memory_gb, above=0)
+        if self.largest_ratio is not None:
+            number("largest_ratio", self.largest_ratio, above=1)
+            if self.method == "tabular":
+                raise ValueError(
+                    "largest_ratio is for method='network'; the ratios of 'tabular' are exact"
+                )
 
     def _learn(self, logs: Trajectories, options: Mapping[str, Any]) -> Predictor:
-        logs = in_memory(logs, type(self).__name__)
-        logs.coverage().check()
-        self._distil_fn: Callable[[np.ndarray], Predictor]
+        self._distil_fn: Callable[[ValuesFn], Predictor]
         if self.method == "tabular":
+            logs = in_memory(logs, "method='tabular'")
+            logs.coverage().check()
             return self._learn_table(logs)
-        return self._learn_network(logs, options)
+        rows = self._rows(logs, options)
+        logs.coverage(rows.with_prefix("coverage-")).check()
+        predictor = self._learn_network(logs, rows, options)
+        if rows.checkpoints is not None:
+            rows.checkpoints.remove()
+        return predictor
 
     def reward_advantage(self, observations: ArrayLike, reward_fn: RewardFn) -> np.ndarray:
         """Centred values of any reward, linear in the features or not, `[n, actions]`.
 
         The integral ∫ r h dM̄ of the reward r times the density ratio h is estimated from the logged
         events, which are samples from the reference measure M̄, and distilled into a function of
-        the state. This needs the ratios of those events, which a fitted model holds in memory but
-        does not save. With `weighting`, the classifier distinguishes events only along directions
-        in which actions change the mean; effects on the spread along the others are left to the
-        correction.
+        the state. This needs the logs and the ratios of their events, which a fitted model keeps in
+        a temporary file but does not save. With `weighting`, the classifier distinguishes events
+        only along directions in which actions change the mean; effects on the spread along the
+        others are left to the correction.
 
         Args:
             observations: `[n, observations]`, or `[observations]` for one state.
@@ -148,14 +160,14 @@ class HindsightModel(LogEstimator):
                 "a loaded model has no ratios of logged events; fit it again, or use a Query"
             )
         states = as_observations(observations, self.observation_names, self.columns_)
-        rewards = rewards_of(reward_fn, self._events)
         if self._kept < len(self.feature_names) and not self.corrected:
             warn_user(
                 f"events are distinguished along {self._kept} of {len(self.feature_names)} "
                 "directions, those in which actions change the mean; effects on the spread along "
                 "the others are visible only with corrected=True or weighting=False",
             )
-        predictor = self._distil_fn(rewards[..., None])
+        with one_thread():
+            predictor = self._distil_fn(lambda seen: rewards_of(reward_fn, seen)[..., None])
         values = center(predictor(np.atleast_2d(states))[0], self.reference)[..., 0]
         return values if states.ndim == 2 else values[0]
 
@@ -187,210 +199,115 @@ class HindsightModel(LogEstimator):
             return TablePredictor(states, center(effects))
 
         self.notes_.append(f"{len(events.rows)} distinct events, counted per state and action")
-        self._distil_fn, self._events = distil, logs.features
+        self._distil_fn = lambda values_fn: distil(values_fn(logs.features))
         self._kept = len(logs.feature_names)
         return distil(logs.features)
 
-    def _learn_network(self, logs: Logs, options: Mapping[str, Any]) -> Predictor:
-        subspace, inputs, rows = self._prepared(logs, logs.folded_rows(self.folds))
-        propensities, seen = rows.array("propensities"), inputs(logs.observations)
-        rng = np.random.default_rng(self.seed)
-        regressors = RandomFourierFeatures.draw(seen, 2 * _WAVES, rng)(seen)
-        folds = rows.array("folds")
-        events = _surprises(logs.features @ subspace.measures, regressors, folds)
-        ratio = self._ratios(logs, seen, events, propensities, folds, options)
+    def _learn_network(
+        self, logs: Trajectories, rows: Rows, options: Mapping[str, Any]
+    ) -> Predictor:
+        subspace, inputs, rows = self._prepared(logs, rows)
+        waves = drawn_waves(rows, 2 * _WAVES, 1, np.random.default_rng(self.seed))[0]
+        horizon, discounts = logs.recipe.horizon, logs.recipe.discounts
+
+        def regressors(block: Block) -> np.ndarray:
+            return waves(block["inputs"])
+
+        rows = with_events(rows, subspace.measures, horizon, regressors)
+        digest = "" if options["directory"] is None else logs.digest()
+        found = fit_ratios(self, rows, discounts, digest, options)
+        self.notes_ += found.notes
+        self.reliability_ = found.reliability
         # An exact ratio has mean zero in every state.
-        flat = ratio.reshape(len(logs), -1)
-        ratio = ratio - ridge(regressors, flat, folds).predictions.reshape(ratio.shape)
-        discounts = logs.recipe.discounts
-        parts = [ratio]
-        if self.corrected:
-            weights = inverse_propensities(taken_actions(logs), propensities)
-            parts.append(weights[:, None] - 1 - ratio)
+        known = ridges_of_rows(
+            rows, "ratios", [regressors], lambda block: _by_row(found.ratio_fn(block))
+        )[0]
 
-        def distil(values: np.ndarray, basis: np.ndarray | None = None) -> FourierPredictor:
+        def ratio(block: Block) -> np.ndarray:
+            raw = found.ratio_fn(block)
+            return raw - known.predict_fn(block).reshape(raw.shape)
+
+        weights_fn = inverse_propensity_fn(rows) if self.corrected else None
+
+        def distil(
+            values_fn: ValuesFn, basis: np.ndarray | None = None, rows: Rows = rows
+        ) -> FourierPredictor:
+            baseline = None
             if self.baseline:
-                flat = values.reshape(len(values), -1)
-                values = values - ridge(regressors, flat, folds).predictions.reshape(values.shape)
-            targets = [center(np.einsum("k,nka,nkd->nad", discounts, p, values)) for p in parts]
-            return self._distilled(seen, inputs, targets, basis, folds)
+                baseline = ridges_of_rows(
+                    rows,
+                    "values",
+                    [regressors],
+                    lambda block: _by_row(values_fn(block["features"])),
+                )[0]
 
-        self._distil_fn, self._events, self._kept = distil, logs.features, len(subspace)
-        return distil(logs.features @ subspace.measures, subspace.reconstruction)
+            def targets(block: Block) -> np.ndarray:
+                values, own = values_fn(block["features"]), ratio(block)
+                if baseline is not None:
+                    values = values - baseline.predict_fn(block).reshape(values.shape)
+                parts = [own]
+                if weights_fn is not None:
+                    parts.append(weights_fn(block)[:, None] - 1 - own)
+                sums = [np.einsum("k,nka,nkd->nad", discounts, each, values) for each in parts]
+                return _by_row(np.stack([center(each) for each in sums], axis=1))
 
-    def _ratios(
-        self,
-        logs: Logs,
-        seen: np.ndarray,
-        events: np.ndarray,
-        propensities: np.ndarray,
-        folds: np.ndarray,
-        options: Mapping[str, Any],
-    ) -> np.ndarray:
-        """The cross-fitted ratio h of every logged event, `[n, horizon, actions]`."""
-        num = len(logs)
-        rows = {
-            "inputs": np.asarray(seen, np.float32),
-            "events": np.asarray(events, np.float32),
-            "prior": np.asarray(np.log(propensities), np.float32),
-            "actions": logs.first_actions.astype(np.int32),
-        }
-        ratio = np.empty((num, logs.recipe.horizon, logs.num_actions))
-        temperatures, losses = [], []
-        for fold in range(self.folds):
-            inside, outside = folds == fold, np.flatnonzero(folds != fold)
-            groups = outside if logs.groups is None else logs.groups[outside]
-            parts = min(_CALIBRATION_FOLDS, len(np.unique(groups)))
-            held_out = fold_numbers(len(outside), parts, groups, seed=1) == 0
-            training, own = outside[~held_out], outside[held_out]
-            classifier = self._fit_classifier(
-                {name: values[training] for name, values in rows.items()},
-                logs,
-                {**options, "name": f"classifier-{fold}"},
-                num_later=self.folds - 1 - fold,
-            )
-            scores = _scores(classifier, rows)
-            by_temperature = [
-                _cross_entropy(scores[own] / t, rows, own, logs) for t in _TEMPERATURES
-            ]
-            best = int(np.argmin(by_temperature))
-            temperatures.append(_TEMPERATURES[best])
-            losses.append((by_temperature[best], _cross_entropy(0 * scores[own], rows, own, logs)))
-            logits = scores[inside] / _TEMPERATURES[best] + np.log(propensities[inside][:, None])
-            posterior = np.exp(logits - logits.max(axis=-1, keepdims=True))
-            posterior /= posterior.sum(axis=-1, keepdims=True)
-            ratio[inside] = posterior / propensities[inside][:, None] - 1
-        after, before = np.mean(losses, axis=0)
-        self.notes_.append(
-            f"the classifier of actions has a held-out cross-entropy of {after:.4f} ({before:.4f} "
-            f"from the state alone) at temperatures {np.round(temperatures, 2).tolist()}"
-        )
-        return ratio
+            return self._distilled(rows, inputs, targets, logs.num_actions, basis)
 
-    def _fit_classifier(
-        self, rows: Mapping[str, Any], logs: Logs, options: Mapping[str, Any], num_later: int
-    ) -> Classifier:
-        horizon, width = logs.recipe.horizon, self.width or WIDTH
-        size = rows["inputs"].shape[1] + rows["events"].shape[2] + horizon
-
-        def make(key: Array) -> Classifier:
-            return Classifier(size, logs.num_actions, width=width, key=key)
-
-        check_network_size(make)
-        network = make(jax.random.key(self.seed))
-        log_discounts = jnp.asarray(np.log(np.maximum(logs.recipe.discounts, 1e-30)), jnp.float32)
-
-        def loss(model: Classifier, batch: Mapping[str, Array], key: Array, target: Any) -> Array:
-            # One event per trajectory, at a delay drawn with probability proportional to γᵏ.
-            delay = jax.random.categorical(key, log_discounts, shape=batch["actions"].shape)
-            event = jnp.take_along_axis(batch["events"], delay[:, None, None], axis=1)[:, 0]
-            both = [batch["inputs"], event, jax.nn.one_hot(delay, horizon)]
-            scores = jax.nn.log_softmax(batch["prior"] + model(jnp.concatenate(both, axis=1)))
-            return -jnp.mean(jnp.take_along_axis(scores, batch["actions"][:, None], axis=1))
-
-        training = self._training_settings(_TRAINING)
-
-        def later() -> float:
-            return num_later and num_later * expected_seconds(train, network, loss, rows, training)
-
-        return train(
-            network,
-            loss,
-            rows,
-            training,
-            identity=self._identity(storage.sha256_arrays(rows)),
-            defaults=self._identity_defaults(),
-            later_fn=later,
-            **options,
-        ).model
+        predictor = distil(lambda seen: seen @ subspace.measures, subspace.reconstruction)
+        # Rewards that are asked later have no checkpoints.
+        without = replace(rows, checkpoints=None, show_progress=False)
+        self._distil_fn = lambda values_fn: distil(values_fn, rows=without)
+        self._kept = len(subspace)
+        return predictor
 
     def _distilled(
         self,
-        seen: np.ndarray,
+        rows: Rows,
         inputs: Coordinates,
-        targets: list[np.ndarray],
+        target_fn: ColumnFn,
+        num_actions: int,
         basis: np.ndarray | None,
-        folds: np.ndarray,
     ) -> FourierPredictor:
         """A model of the state from the noisy effects of every trajectory.
 
         Args:
-            seen: Coordinates of the observations, `[n, coordinates]`.
-            inputs: The map to these coordinates.
-            targets: The effects `[n, actions, d]` and, if they are corrected, what to add to them.
-                The correction may be all noise; it is shrunk to what other folds confirm of it.
+            rows: The trajectories, with a column `inputs`.
+            inputs: The map to these inputs.
+            target_fn: The effects `[n, actions × d]` and, if they are corrected, as many values to
+                add to them. The correction may be all noise; it is shrunk to what other folds
+                confirm of it.
+            num_actions: Number of actions.
             basis: From the d values to features, `[features, d]`; None if they are the features.
-            folds: The fold of each trajectory, `[n]`.
         """
-        num, num_actions, size = targets[0].shape
-        scale = np.sqrt(sum((part**2).mean(axis=(0, 1)) for part in targets)) + 1e-150
-        flat = [(part / scale).reshape(num, -1) for part in targets]
-        rng = np.random.default_rng(self.seed + 1)
+        num = self.members or MEMBERS
+        waves = drawn_waves(rows, _WAVES, num, np.random.default_rng(self.seed + 1))
+        # Functions with default arguments, because a closure would see the last of the waves only.
+        designs = [lambda block, own=own: own(block["inputs"]) for own in waves]
         members = []
-        for _ in range(self.members or MEMBERS):
-            features = RandomFourierFeatures.draw(seen, _WAVES, rng)
-            design = features(seen)
-            weights = ridge(design, flat[0], folds).weights
-            for part in flat[1:]:
-                fitted = ridge(design, part, folds)
-                weights = weights + fitted.weights * np.tile(
-                    _confirmed(fitted.predictions, part, size), num_actions
-                )
-            shaped = weights.reshape(-1, num_actions, size)
-            members.append((features, np.moveaxis(shaped, 0, 1)))
-        basis = (np.eye(size) if basis is None else basis) * scale
-        return FourierPredictor.of_members(inputs, members, basis)
+        for own, fitted in zip(
+            waves, ridges_of_rows(rows, "effects", designs, target_fn), strict=True
+        ):
+            parts = 2 if self.corrected else 1
+            weights = fitted.weights.reshape(len(fitted.weights), parts, num_actions, -1)
+            total = weights[:, 0]
+            if self.corrected:
+                total = total + weights[:, 1] * _confirmed(fitted, num_actions)
+            members.append((own, np.moveaxis(total, 0, 1)))
+        size = members[0][1].shape[-1]
+        return FourierPredictor.of_members(
+            inputs, members, np.eye(size) if basis is None else basis
+        )
 
 
-def _confirmed(predictions: np.ndarray, targets: np.ndarray, size: int) -> np.ndarray:
-    """The factor between 0 and 1, for each of `size` values, that suits held-out targets best.
-
-    >>> _confirmed(np.array([[1.0, 1.0], [-1.0, 1.0]]), np.array([[0.5, 3.0], [-0.5, -3.0]]), 2)
-    array([0.5, 0. ])
-    """
-    predictions, targets = (values.reshape(-1, size) for values in (predictions, targets))
-    squares = (predictions**2).sum(axis=0)
-    return np.clip((predictions * targets).sum(axis=0) / np.where(squares > 0, squares, 1), 0, 1)
+def _confirmed(fitted: RowsRidge, num_actions: int) -> np.ndarray:
+    """The factor between 0 and 1 for each value of a correction that suits other folds best."""
+    both, squares = (sums.reshape(2, num_actions, -1)[1].sum(axis=0) for sums in fitted.agreement())
+    return np.clip(both / np.where(squares > 0, squares, 1), 0, 1)
 
 
-def _surprises(values: np.ndarray, regressors: np.ndarray, folds: np.ndarray) -> np.ndarray:
-    """Features of every step minus the part that the state explains, in units of their noise.
-
-    Given state and delay these carry the same information, and make the action easier to infer.
-    """
-    num, horizon = values.shape[:2]
-    flat = values.reshape(num, -1)
-    rest = (flat - ridge(regressors, flat, folds).predictions).reshape(values.shape)
-    steps = [rest[:, k] @ inverse_root(shrunk_covariance(rest[:, k])) for k in range(horizon)]
-    return np.clip(np.stack(steps, axis=1), -10, 10)
-
-
-def _scores(classifier: Classifier, rows: Mapping[str, Any]) -> np.ndarray:
-    """Logits of every event of every trajectory, `[n, horizon, actions]`, without the prior."""
-    num, horizon, _ = rows["events"].shape
-
-    @eqx.filter_jit
-    def block(model: Classifier, inputs: Array, events: Array) -> Array:
-        delays = jnp.broadcast_to(jnp.eye(horizon), (len(inputs), horizon, horizon))
-        state = jnp.broadcast_to(inputs[:, None], (*events.shape[:2], inputs.shape[1]))
-        return model(jnp.concatenate([state, events, delays], axis=2))
-
-    parts = [
-        np.asarray(block(classifier, rows["inputs"][i : i + 4096], rows["events"][i : i + 4096]))
-        for i in range(0, num, 4096)
-    ]
-    return np.concatenate(parts).astype(float)
-
-
-def _cross_entropy(
-    scores: np.ndarray, rows: Mapping[str, np.ndarray], chosen: np.ndarray, logs: Logs
-) -> float:
-    """Mean of −log p(action) over the discounted events of some trajectories."""
-    logits = scores + rows["prior"][chosen][:, None]
-    logits = logits - logits.max(axis=-1, keepdims=True)
-    logs_p = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
-    taken = np.take_along_axis(logs_p, rows["actions"][chosen][:, None, None], axis=-1)[..., 0]
-    return -float(np.average(taken.mean(axis=0), weights=logs.recipe.discounts))
+def _by_row(values: np.ndarray) -> np.ndarray:
+    """Values of one row in one axis, `[n, values]`."""
+    return values.reshape(len(values), -1)
 
 
 def _flat(values: np.ndarray) -> np.ndarray:

@@ -27,7 +27,7 @@ from cqm.warn import warn_user
 if TYPE_CHECKING:
     from cqm.models.averages import AverageEffects
     from cqm.models.projections import Basis, ProjectedEffects
-    from cqm.models.refute import Refutations
+    from cqm.models.refutations import Refutations
     from cqm.queries import Query
 
 WIDTH = 256  # default width of hidden layers
@@ -40,6 +40,7 @@ class LogEstimator(Estimator):
     learns_from, examples = Trajectories, "logged trajectories"
     without_branches = ", or ask projected_effect(logs) for intervals"
     network_methods: ClassVar[tuple[str, ...]]  # methods that train a network
+    streamed_method: ClassVar[str]  # the method that reads logs block by block
 
     method: str
     folds: int
@@ -204,7 +205,7 @@ class LogEstimator(Estimator):
         num_features = len(logs.feature_names)
         if not self.weighting:
             return Subspace(np.eye(num_features), np.eye(num_features))
-        subspace = visible_subspace(rows, logs)
+        subspace = self._visible(logs, rows)
         num_zero = num_features - len(subspace)
         note = f"effects are visible in {len(subspace)} of {num_features} directions"
         if num_zero:
@@ -222,6 +223,18 @@ class LogEstimator(Estimator):
             note += "; effects in all other directions are set to zero"
         self.notes_.append(note)
         return subspace
+
+    def _visible(self, logs: Trajectories, rows: Rows) -> Subspace:
+        """The directions in which logs show effects.
+
+        If propensities are known, they are found once and remembered, unless there are checkpoints,
+        which belong to the passes of one fit.
+        """
+        if not logs.propensities_known or rows.checkpoints is not None:
+            return visible_subspace(rows, logs)
+        if "_subspace" not in vars(logs):
+            vars(logs)["_subspace"] = visible_subspace(rows, logs)
+        return vars(logs)["_subspace"]
 
     def _inputs(self, rows: Rows, basis: np.ndarray | None) -> Coordinates:
         """Coordinates of the observations; `basis` has the directions of them that actions move."""
@@ -246,7 +259,7 @@ class LogEstimator(Estimator):
         rows = replace(logs.folded_rows(self.folds), show_progress=options["show_progress"])
         code = any(hasattr(value, "predict") for value in self.get_params().values())
         if (
-            options["directory"] is None or self.method != "direct" or code
+            options["directory"] is None or self.method != self.streamed_method or code
         ):  # a regressor cannot be identified
             return rows
         return replace(

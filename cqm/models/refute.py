@@ -18,14 +18,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import NormalDist
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from cqm import decisions
 from cqm.arguments import instance, show_progress as checked_show_progress, texts, whole_number
 from cqm.branches.recipe import draw_actions
-from cqm.display import counted, data_frame, html_table, text_table
+from cqm.display import counted
 from cqm.logs.dataset import Logs
 from cqm.models.averages import average_effects
 from cqm.models.leaks import (
@@ -41,6 +41,7 @@ from cqm.models.leaks import (
 from cqm.models.log_bases import bases_of, drawn_waves, on_state, regress, repeated_cells
 from cqm.models.preprocessing import input_coordinates
 from cqm.models.propensities import estimated_propensities, taken_actions
+from cqm.models.refutations import Refutation, Refutations, Verdict
 from cqm.models.sensitivity import observed_strengths, robustness
 from cqm.models.subspace import later_regressors
 from cqm.names import shortened, unknown
@@ -48,12 +49,10 @@ from cqm.progress import progress
 from cqm.queries import Query
 from cqm.regression import fold_numbers, one_thread
 from cqm.rows import Rows
-from cqm.verdicts import NOTE_WIDTH
 
 if TYPE_CHECKING:
     from cqm.models.log_estimator import LogEstimator
 
-Verdict = Literal["pass", "FAIL", "measured", "skipped"]
 # Five refuters have a p-value, which may be half of what it should be if there are few decisions;
 # together, they fail sound logs in one of a hundred cases.
 LEVEL = 0.001
@@ -65,84 +64,6 @@ _FOLDS = 5
 _WAVES = 64
 _NO_ACTION = "the method 'steps' learns from later actions, which stay as they were"
 _NOT_NEXT = "the method 'steps' needs features that are the next observation"
-
-
-@dataclass(frozen=True)
-class Refutation:
-    """What one refuter did and found."""
-
-    refuter: str
-    done: str  # what was done, in words
-    value: float  # p-value, standard errors or share; NaN if skipped
-    found: str  # the value in words
-    verdict: Verdict
-    note: str = ""  # what a failure means, or more about a measurement
-
-
-@dataclass(frozen=True)
-class Refutations:
-    """What all refuters found; prints as a table, and is true if none of them failed."""
-
-    rows: tuple[Refutation, ...]
-    title: str
-    decisions: int  # number of logged decisions
-
-    @property
-    def passed(self) -> bool:
-        """Whether no refuter failed."""
-        return all(row.verdict != "FAIL" for row in self.rows)
-
-    def __bool__(self) -> bool:
-        return self.passed
-
-    def __getitem__(self, refuter: str) -> Refutation:
-        """The row of a refuter, by its name."""
-        by_name = {row.refuter: row for row in self.rows}
-        if refuter not in by_name:
-            raise unknown("refuter", refuter, list(by_name))
-        return by_name[refuter]
-
-    def to_pandas(self) -> Any:
-        """A `pandas.DataFrame` with one row per refuter."""
-        names = ("refuter", "done", "value", "found", "verdict", "note")
-        return data_frame({name: [getattr(row, name) for row in self.rows] for name in names})
-
-    def summary(self) -> str:
-        """How many refuters failed, in one sentence."""
-        failed = [row.refuter for row in self.rows if row.verdict == "FAIL"]
-        if failed:
-            return f"Do not trust these effects: {shortened(failed)} failed."
-        return "Nothing refuted these effects."
-
-    def __str__(self) -> str:
-        notes = (textwrap.fill(note, NOTE_WIDTH) for note in self._notes())
-        return "\n".join([self._title, text_table(self._shown()), *notes])
-
-    def _repr_html_(self) -> str:
-        return html_table(self._shown(), title=self._title, notes=self._notes())
-
-    @property
-    def _title(self) -> str:
-        return f"Attempts to refute the {self.title}, from {counted(self.decisions, 'decision')}"
-
-    def _shown(self) -> list[dict[str, object]]:
-        return [
-            {
-                "refuter": row.refuter,
-                "what was done": row.done,
-                "found": row.found,
-                "verdict": row.verdict,
-            }
-            for row in self.rows
-        ]
-
-    def _notes(self) -> list[str]:
-        return [
-            self.summary(),
-            *(f"{row.refuter}: {row.note}" for row in self.rows if row.note),
-            "A pass is no proof. Logs never show a hidden cause of action and outcome, nor that an "
-            "action was recorded after its outcome.",
-        ]
 
 
 @dataclass(frozen=True)

@@ -76,6 +76,7 @@ class ResidualModel(LogEstimator):
     """
 
     kind, title, network_methods = "residual", "Residual model", ("steps",)
+    streamed_method = "direct"
 
     def __init__(
         self,
@@ -140,20 +141,18 @@ class ResidualModel(LogEstimator):
             if rows.checkpoints is not None:
                 rows.checkpoints.remove()
             return predictor
-        logs = in_memory(
-            logs, f"method={self.method!r}" if self.effect_regressor is None else "effect_regressor"
-        )
+        if self.method == "steps":
+            if not logs.features_are_next_observation:
+                raise ValueError(
+                    "the method 'steps' needs features that are the next observation; got features "
+                    f"{list(logs.feature_names)[:4]}... and observations "
+                    f"{list(logs.observation_names)[:4]}..."
+                )
+            return fit_steps(self, logs, rows, self._subspace(logs, rows).measures, options)
+        needs = "effect_regressor" if self.method == "direct" else f"method={self.method!r}"
+        logs = in_memory(logs, needs)
         if self.method == "tabular":
             return self._learn_table(logs)
-        if self.method == "steps" and not logs.features_are_next_observation:
-            raise ValueError(
-                "the method 'steps' needs features that are the next observation; got features "
-                f"{list(logs.feature_names)[:4]}... and observations "
-                f"{list(logs.observation_names)[:4]}..."
-            )
-        if self.method == "steps":
-            subspace = self._subspace(logs, logs.rows())
-            return fit_steps(self, logs, subspace.measures, options)
         return self._regressed(logs)
 
     def _regressed(self, logs: Logs) -> RegressorPredictor:

@@ -30,6 +30,7 @@ _NEGLIGIBLE = 1e-10
 _WAVES = 32
 _ROWS_PER_FUNCTION = 4  # rows per function of the state
 _MOST_PRODUCTS = 512  # largest number of products of actions and functions of the state
+_MOST_STEPS = 2**18  # steps that are looked at, if there are no more trajectories than that
 _MOST_LATER = 1200  # largest number of regressors for later actions
 
 
@@ -81,18 +82,22 @@ def visible_subspace(rows: Rows, logs: Trajectories) -> Subspace:
 
 
 def _steps(rows: Rows, logs: Trajectories) -> Rows:
-    """All steps of all trajectories, each with what came before and after it."""
-    horizon, num_actions = logs.recipe.horizon, logs.num_actions
+    """The steps of all trajectories, each with what came before and after it.
+
+    Of very many trajectories, the first steps are enough.
+    """
+    num_actions = logs.num_actions
+    horizon = min(logs.recipe.horizon, max(1, _MOST_STEPS // rows.num))
 
     def before(block: Block) -> np.ndarray:
-        observations, features = block["observations"], block["features"]
+        observations, features = block["observations"], block["features"][:, :horizon]
         steps = np.concatenate([observations[:, None], features[:, :-1]], axis=1)
         return steps.reshape(-1, steps.shape[-1])
 
     columns = {
         "before": before,
-        "after": lambda block: block["features"].reshape(-1, len(logs.feature_names)),
-        "taken": lambda block: indicators(block["actions"].ravel(), num_actions),
+        "after": lambda block: block["features"][:, :horizon].reshape(-1, len(logs.feature_names)),
+        "taken": lambda block: indicators(block["actions"][:, :horizon].ravel(), num_actions),
     }
     if "propensities" in rows.columns:
         columns["propensities"] = rows.columns["propensities"]

@@ -26,7 +26,7 @@ from cqm.models.network import Classifier, Linear, small_at_first
 from cqm.quotient import center
 
 LATENT = 32  # coordinates of a state that has to be learned
-_LEAST_SPREAD = 1e-3  # smallest spread of a step's change, relative to that of the coordinate
+LEAST_SPREAD = 1e-3  # smallest spread of a step's change, relative to that of the coordinate
 _ABSOLUTE_WEIGHT = 1.0  # weight of the error in the features themselves, relative to their effects
 
 
@@ -224,7 +224,7 @@ def step_spread(rows: Mapping[str, Any], num_states: int) -> Array:
     change = steps[..., :num_states] - before_steps(rows, num_states)
     both = jnp.concatenate([change, steps[..., num_states:]], axis=-1)
     # A coordinate that hardly changes in a step must not outweigh the others.
-    return jnp.maximum(jnp.std(both, axis=(0, 1, 2)), _LEAST_SPREAD)
+    return jnp.maximum(jnp.std(both, axis=(0, 1, 2)), LEAST_SPREAD)
 
 
 def before_steps(batch: Mapping[str, Any], num_states: int) -> Array:

@@ -56,3 +56,20 @@ def test_the_verdict_names_the_best_from_logs(results):
     text = logs_views.verdict(results)
     assert "0.0010 on Walker with residual (0.00010)" in text
     assert logs_views.verdict(replace(results, logs=[])) == ""
+
+
+def test_replay_sets_have_a_table_and_figures_of_their_own():
+    names = {"residual": "residual", "residual-unweighted": "steps", "hindsight": "hindsight"}
+    rows = [
+        {**row, "behaviour": "mixed", "estimator": names[row["estimator"]]}
+        for row in log_rows("reacher-easy")
+        if row["behaviour"] == "uniform" and row["estimator"] in names
+    ]
+    results = Results({}, [], logs=rows)
+    errors, _ = logs_views.tables(results)
+    assert (errors.name, errors.title) == ("replay", "Effects from replay sets")
+    assert errors.groups[1][0][1].text == "nuisance 64, mixed policies"
+    (picture,) = logs_views.figures(results)
+    assert picture.caption.startswith("With 20,000 decisions (nuisance 64, mixed policies): resid")
+    assert picture.svg.count("decisions") == 2
+    assert "decisions of a replay set with the nuisance" in logs_views.verdict(results)

@@ -115,6 +115,20 @@ def test_a_time_limit_does_not_select_windows_by_their_outcome(known):
         assert abs(own.mean() - (1 - 0.8**4)) < 4 * np.sqrt(0.25 / len(own))
 
 
+def test_recorded_into_shards(tmp_path):
+    env = Coin()
+    env.spec = gymnasium.envs.registration.EnvSpec("Coin-v0", max_episode_steps=10)
+    given = {"trajectories": 90, "horizon": 4, "stride": 1, "seed": 1}
+    logs = Logs.from_gymnasium(env, **given)
+    stored = Logs.from_gymnasium(env, **given, out=tmp_path)
+    assert len(stored) == 90
+    for name, values in logs.row_arrays().items():
+        np.testing.assert_array_equal(stored.read(name, 0, 90), values)
+    env.spec = None
+    with pytest.raises(ValueError, match="the time limit of Coin is unknown"):
+        Logs.from_gymnasium(env, **given, out=tmp_path / "other")
+
+
 def test_recording_gives_up_where_no_window_fits():
     env = Coin()
     env.truncated_at = 5
@@ -152,6 +166,12 @@ def test_a_minari_data_set_trains_a_model_end_to_end(minari_dataset, tmp_path):
     assert logs.action_names == ("left", "right")
     assert len(logs) > 300
     assert logs.propensities is None
+    given = {"horizon": 4, "continuation": "uniform", "action_names": ("left", "right")}
+    stored = Logs.from_minari("test/corridor-v0", **given, out=tmp_path / "shards")
+    for name, values in logs.row_arrays().items():
+        np.testing.assert_array_equal(stored.read(name, 0, len(stored)), values)
+    again = Logs.from_minari("test/corridor-v0", **given, out=tmp_path / "shards")
+    assert again.digest() == stored.digest()
     with pytest.raises(ValueError, match="no episode of test/corridor-v0 has a window of 25 steps"):
         Logs.from_minari("test/corridor-v0", horizon=25)
     model = ResidualModel().fit(logs)
@@ -185,7 +205,7 @@ class Arm(gymnasium.Env):
 
 
 def test_continuous_actions_need_candidates():
-    with pytest.raises(ValueError, match="continuous; pass candidate_actions"):
+    with pytest.raises(ValueError, match=r"continuous; pass .* logs alone do not identify"):
         Logs.from_gymnasium(Arm(), trajectories=4, horizon=2)
     with pytest.raises(ValueError, match=r"candidate_actions must be \[actions, 2\]; got \[1, 1\]"):
         Logs.from_gymnasium(Arm(), trajectories=4, horizon=2, candidate_actions=[[1.0]])

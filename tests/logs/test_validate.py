@@ -26,7 +26,7 @@ def with_nan(values):
         ),
         (changed("actions", [[0, 1], [1]]), "same number of steps; got 1 to 2 steps"),
         (changed("actions", np.zeros((300, 2))), "one action and one row of features per step"),
-        (changed("actions", np.full((300, 3), 0.5)), "actions must be whole numbers"),
+        (changed("actions", np.full((300, 3), 0.5)), "actions must be indices or names"),
         (
             {**changed("actions", np.full((300, 3), 5)), "num_actions": 2},
             r"candidate actions in 0\.\.1",
@@ -90,3 +90,15 @@ def test_rows_and_propensities_are_replaced_by_fitting_ones_only():
     for wrong in (0.5, np.full(300, 0.5), np.full((300, 3), 1 / 3), np.full((1, 2), 0.5)):
         with pytest.raises(ValueError, match="not only of the one taken"):
             logs.with_propensities(wrong)
+
+
+def test_continuous_actions_are_refused_with_the_reason():
+    states, features = np.zeros((4, 1)), np.zeros((4, 1, 1))
+    for actions, what in (
+        (np.linspace(-1, 1, 4), "numbers with fractions"),
+        (np.zeros((4, 1, 2)), r"controls \[n, horizon, controls\]"),
+    ):
+        with pytest.raises(
+            ValueError, match=f"{what}.*identify the effects of continuous actions.*actions='box'"
+        ):
+            Logs.from_arrays(states, actions, features)

@@ -11,8 +11,9 @@ from hypothesis import given, strategies as st
 import cqm
 from cqm.models import training as training_module
 from cqm.models.effect import EffectModel
-from cqm.models.stream import PIECES, Window, open_source
+from cqm.models.stream import PIECES, Window, open_rows, open_source, window_of_branches
 from cqm.models.training import InMemory, Training
+from cqm.rows import Rows
 from cqm.worlds.function import FunctionWorld
 
 QUICK = Training(updates=400, batch_size=64, learning_rate=3e-3, schedule="cosine", chunk=40)
@@ -65,7 +66,7 @@ def test_a_set_that_fits_is_held_and_one_that_does_not_is_not(branches):
 
 def test_a_pass_reads_every_family_once_in_another_order_each_time(branches):
     part = branches[100:2100]
-    window = Window(part, identity_rows, families=300, seed=1)
+    window = window_of_branches(part, identity_rows, families=300, seed=1)
     pieces = [window.window(i * PIECES)["index"] for i in range(4000 // 300 + 1)]
     seen = np.concatenate(pieces)
     first, second = seen[:2000], seen[2000:4000]
@@ -75,7 +76,7 @@ def test_a_pass_reads_every_family_once_in_another_order_each_time(branches):
 
 
 def test_windows_reach_across_shards_and_are_a_function_of_seed_and_chunk(branches):
-    window = Window(branches, identity_rows, families=1200, seed=1)
+    window = window_of_branches(branches, identity_rows, families=1200, seed=1)
     fifth = np.asarray(window.window(5)["index"])
     assert len({int(i) // (16 * 256) for i in fifth}) > 1  # shards of 16 blocks
     for chunk in range(7):  # arrived at step by step
@@ -83,15 +84,31 @@ def test_windows_reach_across_shards_and_are_a_function_of_seed_and_chunk(branch
         if chunk == 5:
             np.testing.assert_array_equal(moving, fifth)
     assert not np.array_equal(moving, fifth)
-    other = Window(branches, identity_rows, families=1200, seed=2)
+    other = window_of_branches(branches, identity_rows, families=1200, seed=2)
     assert not np.array_equal(other.window(5)["index"], fifth)
 
 
 @given(st.integers(0, 5999), st.integers(1, 6000), st.integers(0, 20))
 def test_every_window_has_the_same_number_of_rows(branches, first, num, chunk):
     part = branches[first : first + num]
-    window = Window(part, identity_rows, families=256, seed=0)
+    window = window_of_branches(part, identity_rows, families=256, seed=0)
     assert len(window.window(chunk)["index"]) == 256
+
+
+def test_rows_of_logs_are_held_or_pass_through_a_window_once_per_pass():
+    numbers = np.arange(1000)
+    rows = Rows.of(number=numbers, block=70)
+    columns = {"number": lambda block: block["number"]}
+    given = {"chosen_fn": lambda block: block["number"] % 3 == 0, "seed": 1}
+    held = open_rows(rows, columns, memory_gb=1.0, **given)
+    assert isinstance(held, InMemory)
+    np.testing.assert_array_equal(held.window(0)["number"], numbers[::3])
+    window = open_rows(rows, columns, memory_gb=2000e-9, **given)
+    assert isinstance(window, Window)
+    seen = np.concatenate([window.window(i * PIECES)["number"] for i in range(7)])
+    assert len(window.window(0)["number"]) == 60  # of 62 that fit, in four pieces
+    np.testing.assert_array_equal(np.sort(seen[:334]), numbers[::3])
+    assert set(seen[334:]) < set(seen[:334])
 
 
 # Actions hardly move the last coordinates, whose effects in units of their own outweigh the others.

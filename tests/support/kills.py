@@ -1,7 +1,36 @@
-"""Processes that are killed while they write."""
+"""Processes that are killed, and calls that are stopped, while they write."""
 
 import os
 import signal
+
+import pytest
+
+
+class StoppedError(BaseException):
+    """Nothing may catch it."""
+
+
+def stopped_at(point, run):
+    """Run something that is stopped when it renames its n-th file into place.
+
+    For code that a forked child could not run, such as JAX's. Returns whether it was stopped.
+    """
+    rename, count = os.replace, 0
+
+    def replace(source, target):
+        nonlocal count
+        count += 1
+        if count == point:
+            raise StoppedError
+        rename(source, target)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "replace", replace)
+        try:
+            run()
+        except StoppedError:
+            return True
+    return False
 
 
 def killed_at(point, run, *, after=False):

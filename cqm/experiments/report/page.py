@@ -29,6 +29,7 @@ _DETAILS = {
     "table-accuracy": "all accuracies",
     "table-disagreements": "every difference from the paper",
     "table-ordinary": "all errors of effects from logs",
+    "table-replay": "all errors of effects from replay sets",
     "table-worlds": "the default model on every world",
     "ablations": "ablations",
 }

@@ -44,7 +44,7 @@ def _errors(table: Table) -> str:
     shown = [i for i, title in enumerate(head) if i < table.num_labels or title[0].isdigit()]
     lines = [head, *([cell.text for cell in row] for row in table.rows)]
     text = _aligned([[line[i] for i in shown] for line in lines], table.num_labels)
-    return f"excess error by number of rollouts\n{text}"
+    return f"excess error by number of trajectories\n{text}"
 
 
 def _worlds(table: Table) -> str:

@@ -3,6 +3,10 @@
 The truth is branched under the logs' own behaviour policy. A family of branches costs as many
 rollouts as there are actions, so branched models are trained on that many times fewer states.
 
+The logs of `PRESETS` are one arm of every family of branches. Those of `REPLAY` are replay sets
+(see `cqm.experiments.replay`), in which every step of long episodes is a decision; they are read
+from shards, and there is nothing to compare at equal cost.
+
     DIR/
       logs-study.json                    settings, versions, commands, jobs, failures
       logs/DOMAIN-NUISANCE-BEHAVIOUR-SEED.json
@@ -12,6 +16,8 @@ rollouts as there are actions, so branched models are trained on that many times
 
 from __future__ import annotations
 
+import contextlib
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -23,8 +29,9 @@ import numpy as np
 import cqm
 from cqm import storage
 from cqm.branches.dataset import Branches
+from cqm.branches.recipe import Recipe
 from cqm.decisions import advantage
-from cqm.experiments import metrics
+from cqm.experiments import metrics, replay
 from cqm.experiments.code import code_digest
 from cqm.experiments.protocol import DOMAINS, preset
 from cqm.experiments.records import Header, JobKey
@@ -32,6 +39,7 @@ from cqm.experiments.results import COLUMNS, STUDY_FILES, with_current_names, wr
 from cqm.experiments.runner import Study
 from cqm.experiments.zoo import policy_with, state_behaviour
 from cqm.logs.dataset import Logs
+from cqm.logs.trajectories import Trajectories
 from cqm.models.effect import EffectModel
 from cqm.models.estimator import Estimator
 from cqm.models.hindsight import HindsightModel
@@ -41,6 +49,8 @@ from cqm.models.training import Training
 from cqm.worlds.contract import World
 
 ESTIMATORS = ("branched", "residual", "residual-unweighted", "hindsight")
+REPLAY_ESTIMATORS = ("residual", "steps", "hindsight")
+BEHAVIOURS = ("uniform", "state", replay.NAME)
 _COLUMNS = [
     (name, float | None if kind is float else kind) for name, kind in COLUMNS["logs.csv"].items()
 ]
@@ -71,6 +81,16 @@ class LogsProtocol:
     """Training of the branched model: an eighth of its default, because there are 36 to train."""
     classifier: Training | None = None
     """Training of the hindsight model; None for its default."""
+    estimators: tuple[str, ...] = ESTIMATORS
+    """Which estimators to fit."""
+    steps: Training | None = None
+    """Training of the model of single steps, which is also unrolled for half as many updates."""
+    width: int = 128
+    """Width of the networks for logs."""
+    members: int | None = None
+    """Number of sets of random Fourier features to average; None for the default."""
+    episode_steps: int | None = None
+    """Steps per episode of a replay set; None for logs that are made from branches."""
 
 
 PRESETS = {
@@ -90,6 +110,32 @@ PRESETS = {
         classifier=Training(10, batch_size=16, chunk=5),
     ),
 }
+_REPLAY = LogsProtocol(
+    trajectories=(10_000, 30_000, 100_000, 300_000, 1_000_000),
+    test_states=200,
+    settings=((0, replay.NAME), (64, replay.NAME)),
+    estimators=REPLAY_ESTIMATORS,
+    classifier=Training(1_500, batch_size=512, learning_rate=1e-3, schedule="cosine"),
+    steps=Training(2_000, batch_size=64, learning_rate=1e-3, schedule="cosine"),
+    width=64,
+    members=2,
+    episode_steps=200,
+)
+REPLAY = {
+    "paper": _REPLAY,
+    "quick": replace(_REPLAY, trajectories=(10_000, 30_000, 100_000)),
+    "smoke": replace(
+        _REPLAY,
+        trajectories=(400, 800),
+        test_states=16,
+        test_draws=8,
+        settings=((0, replay.NAME),),
+        classifier=Training(10, batch_size=16, chunk=5),
+        steps=Training(10, batch_size=16, chunk=5),
+        episode_steps=40,
+    ),
+}
+REPLAY_DOMAINS = ("reacher-easy", "cheetah-run")
 
 
 @dataclass(frozen=True)
@@ -189,7 +235,7 @@ def study_logs(
     behaviour: str = "uniform",
     seed: int = 7,
     protocol: LogsProtocol = PRESETS["paper"],
-    estimators: Sequence[str] = ESTIMATORS,
+    estimators: Sequence[str] | None = None,
     held_out: int = 4_000,
     directory: str | Path | None = None,
 ) -> list[dict[str, Any]]:
@@ -198,21 +244,62 @@ def study_logs(
     Args:
         domain: The world's name.
         nuisance: Dimension of the autonomous process that is mixed in.
-        behaviour: `uniform`, or `state` for a behaviour policy that depends on the native state.
+        behaviour: `uniform`, `state` for a behaviour policy that depends on the native state, or
+            `mixed` for the policies of replay sets.
         seed: Random seed for data and models.
         protocol: Numbers of trajectories, test states and draws, and how models are trained.
-        estimators: Some of `ESTIMATORS`.
+        estimators: Some estimators; those of the protocol by default.
         held_out: Trajectories for the scores that need only logs.
-        directory: Where branches are kept between runs; None to keep them in memory.
+        directory: Where branches and replay sets are kept between runs; None to keep branches in
+            memory, and replay sets in a temporary directory.
     """
-    if behaviour not in ("uniform", "state"):
-        raise ValueError(f"behaviour must be 'uniform' or 'state'; got {behaviour!r}")
-    unknown = sorted(set(estimators) - set(ESTIMATORS))
-    if unknown:
-        raise ValueError(f"unknown estimators {unknown}; available: {list(ESTIMATORS)}")
+    names = protocol.estimators if estimators is None else tuple(estimators)
+    if behaviour not in BEHAVIOURS:
+        raise ValueError(f"behaviour must be one of {list(BEHAVIOURS)}; got {behaviour!r}")
+    known = REPLAY_ESTIMATORS if protocol.episode_steps else ESTIMATORS
+    if unknown := sorted(set(names) - set(known)):
+        raise ValueError(f"unknown estimators {unknown}; available: {list(known)}")
     world = cqm.load_world(domain, nuisance=nuisance, seed=seed)
+    with contextlib.ExitStack() as stack:
+        if protocol.episode_steps is None:
+            sets = _from_branches(world, domain, behaviour, seed, protocol, held_out, directory)
+        else:
+            if directory is None:
+                directory = stack.enter_context(tempfile.TemporaryDirectory())
+            sets = _replay(world, seed, protocol, held_out, Path(directory))
+        setting = {"domain": domain, "nuisance": nuisance, "behaviour": behaviour}
+        rows = []
+        for num in protocol.trajectories:
+            logs: Trajectories = sets.logs[:num]  # type: ignore[index]
+            models = {name: _fitted(name, sets, logs, protocol, seed) for name in names}
+            keys = {**setting, "trajectories": num, "seed": seed}
+            rows += [{**keys, **row} for row in _rows(models, sets.test, sets.held_out, world)]
+        return rows
+
+
+@dataclass(frozen=True)
+class _Sets:
+    """What the estimators of one setting learn from, and what scores them."""
+
+    logs: Trajectories
+    test: Branches
+    held_out: Logs
+    branches: Branches | None = None  # of the same rollouts as the logs
+
+
+def _from_branches(
+    world: World,
+    domain: str,
+    behaviour: str,
+    seed: int,
+    protocol: LogsProtocol,
+    held_out: int,
+    directory: str | Path | None,
+) -> _Sets:
+    """One arm of every family of branches."""
     propensities_fn = state_behaviour(world) if behaviour == "state" else None
     continuation = "uniform" if propensities_fn is None else policy_with(propensities_fn)
+    nuisance = 0 if world.nuisance is None else world.nuisance.dimension
 
     def collected(name: str, **recipe: Any) -> Branches:
         out = None
@@ -227,26 +314,62 @@ def study_logs(
     others = collected("held-out", states=held_out, per_step=True, seed=seed + 2_000)
     logs = Logs.from_branches(branches, propensities=propensities_fn, rng=rng)
     other_logs = Logs.from_branches(others, propensities=propensities_fn, rng=rng)
-    setting = {"domain": domain, "nuisance": nuisance, "behaviour": behaviour}
-    rows = []
-    for num in protocol.trajectories:
-        families = branches[: max(2, num // branches.num_actions)]
-        models = {n: _fitted(n, families, logs[:num], protocol, seed) for n in estimators}
-        keys = {**setting, "trajectories": num, "seed": seed}
-        rows += [{**keys, **row} for row in _rows(models, test, other_logs, world)]
-    return rows
+    return _Sets(logs, test, other_logs, branches)
+
+
+def _replay(
+    world: World, seed: int, protocol: LogsProtocol, held_out: int, directory: Path
+) -> _Sets:
+    """A replay set, whose last decisions are held out, and branches of the states it visits."""
+    assert protocol.episode_steps is not None
+    recipe, steps = Recipe(), protocol.episode_steps
+    num = max(protocol.trajectories)
+    nuisance = 0 if world.nuisance is None else world.nuisance.dimension
+    logs = replay.record_replay(
+        world,
+        directory / f"{world.name}-{nuisance}-{replay.NAME}-{num}",
+        decisions=num + steps + held_out,  # the episode that is cut in two belongs to neither set
+        horizon=recipe.horizon,
+        discount=recipe.discount,
+        steps=steps,
+        seed=seed,
+    )
+    visited = replay.visited_states(world, steps - recipe.horizon)
+    test = cqm.collect(
+        visited,
+        states=protocol.test_states,
+        draws=protocol.test_draws,
+        warmup=(0, 0),
+        continuation=policy_with(replay.mixed_behaviour(visited)),
+        seed=seed + 1_000,
+        show_progress=False,
+    )
+    return _Sets(logs[:num], test, logs[num + steps :].load())
 
 
 def _fitted(
-    name: str, families: Branches, logs: Logs, protocol: LogsProtocol, seed: int
+    name: str, sets: _Sets, logs: Trajectories, protocol: LogsProtocol, seed: int
 ) -> Estimator:
     if name == "branched":
-        model = EffectModel(seed=seed, training=protocol.training)
-        return model.fit(families, show_progress=False)
+        assert sets.branches is not None
+        families = sets.branches[: max(2, len(logs) // logs.num_actions)]
+        return EffectModel(seed=seed, training=protocol.training).fit(families, show_progress=False)
     if name == "hindsight":
-        classifier = HindsightModel(seed=seed, width=128, training=protocol.classifier)
-        return classifier.fit(logs, show_progress=False)
-    return ResidualModel(seed=seed, weighting=name == "residual").fit(logs, show_progress=False)
+        hindsight = HindsightModel(
+            seed=seed,
+            width=protocol.width,
+            members=protocol.members,
+            training=protocol.classifier,
+        )
+        return hindsight.fit(logs, show_progress=False)
+    if name == "steps":
+        model = ResidualModel(
+            method="steps", width=protocol.width, training=protocol.steps, draws=16, seed=seed
+        )
+    else:
+        weighting = name != "residual-unweighted"
+        model = ResidualModel(weighting=weighting, members=protocol.members, seed=seed)
+    return model.fit(logs, show_progress=False)
 
 
 def _rows(

@@ -1,4 +1,7 @@
-"""Tables, figures and a verdict of the study of logs: ordinary trajectories versus branches."""
+"""Tables, figures and a verdict of the studies of logs.
+
+They show ordinary trajectories versus branches of the same cost, or replay sets of growing size.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from cqm.experiments.drawing import INK, Picture, drawing, file_name, plain
 from cqm.experiments.intervals import Estimate, estimate
 from cqm.experiments.methods import METHODS
 from cqm.experiments.rendering import Cell, Table, estimate_cell, number
+from cqm.experiments.replay import NAME as REPLAY
 from cqm.experiments.results import Results, Row
 from cqm.experiments.scores import domain_title
 
@@ -19,19 +23,36 @@ TITLES = {
     "branched": "Branched",
     "residual": "Residual",
     "residual-unweighted": "Residual, unweighted",
+    "steps": "Steps",
     "hindsight": "Hindsight",
 }
 _STYLES = {
     "branched": (METHODS["cqm"].colour, "o-"),
     "residual": (METHODS["direct"].colour, "s-"),
     "residual-unweighted": (METHODS["sf"].colour, "v--"),
+    "steps": (METHODS["cqm"].colour, "o-"),
     "hindsight": (METHODS["world"].colour, "D-."),
 }
 _READING = (
-    "Excess error against the number of simulated rollouts: 0 is perfect, the dotted line is "
-    "predicting zero. Values below one in a million are drawn at one in a million."
+    "Excess error against the number of {unit}: 0 is perfect, the dotted line is predicting zero. "
+    "Values below one in a million are drawn at one in a million."
 )
+_ROLLOUTS, _DECISIONS = "simulated rollouts", "decisions in a replay set"
 _LEAST = 1e-6
+_ORDINARY = (
+    "Ordinary trajectories versus branches",
+    "Excess error of effects learned from ordinary trajectories, and from branches that cost the "
+    "simulator the same number of rollouts, by number of rollouts; the other scores are at {most}. "
+    "The truth is branched under the behaviour of the logs, which chooses actions uniformly or, "
+    "where marked “by state”, depending on the state.",
+)
+_OF_REPLAY = (
+    "Effects from replay sets",
+    "Excess error of effects learned from replay sets, by number of decisions; the other scores "
+    "are at {most}. Every step of episodes of 200 steps is a decision. At every step, one of three "
+    "policies was chosen at random, one uniform and two that depend on the state. The truth is "
+    "branched in states that these policies visit, and they also continue the branches.",
+)
 
 
 @dataclass(frozen=True)
@@ -46,7 +67,8 @@ class Setting:
     def title(self) -> str:
         """The setting in words, without the domain."""
         words = f"nuisance {self.nuisance}" if self.nuisance else "no nuisance"
-        return words if self.behaviour == "uniform" else f"{words}, by {self.behaviour}"
+        behaviours = {"uniform": "", REPLAY: ", mixed policies"}
+        return words + behaviours.get(self.behaviour, f", by {self.behaviour}")
 
 
 def tables(results: Results) -> list[Table]:
@@ -63,7 +85,7 @@ def verdict(results: Results) -> str:
     """How accurate effects from logs are, in words; empty without the study."""
     parts = []
     for setting in _settings(results):
-        if setting.nuisance and setting.behaviour == "uniform":
+        if setting.nuisance and setting.behaviour in ("uniform", REPLAY):
             errors = _last_errors(results, setting)
             logged = [name for name in errors if name != "branched"]
             if logged:
@@ -75,11 +97,20 @@ def verdict(results: Results) -> str:
                 parts.append(text)
     if not parts:
         return ""
+    logs, brackets = "ordinary trajectories", ""
+    if _is_replay(results):
+        logs = "decisions of a replay set"
+    else:
+        brackets = "; in brackets, from branches at the same simulator cost"
     return (
-        f"From {_numbers(results)[-1]:,} ordinary trajectories with the nuisance, the lowest excess"
-        " error (1 is predicting zero; in brackets, from branches at the same simulator cost) is "
-        f"{'; '.join(parts)}."
+        f"From {_numbers(results)[-1]:,} {logs} with the nuisance, the lowest excess error (1 is "
+        f"predicting zero{brackets}) is {'; '.join(parts)}."
     )
+
+
+def _is_replay(results: Results) -> bool:
+    """Whether the logs are replay sets."""
+    return bool(results.logs) and all(row["behaviour"] == REPLAY for row in results.logs)
 
 
 def _settings(results: Results) -> list[Setting]:
@@ -143,13 +174,13 @@ def _errors(results: Results) -> Table:
         groups.append(tuple(rows))
     seeds = sorted({row["seed"] for row in results.logs})
     plural = "Seed" if len(seeds) == 1 else "Means over seeds"
+    title, caption = _ORDINARY
+    if _is_replay(results):
+        title, caption = _OF_REPLAY
     return Table(
-        name="ordinary",
-        title="Ordinary trajectories versus branches",
-        caption="Excess error of effects learned from ordinary trajectories, and from branches "
-        "that cost the simulator the same number of rollouts, by number of rollouts; the other "
-        f"scores are at {numbers[-1]:,}. The truth is branched under the behaviour of the logs, "
-        "which chooses actions uniformly or, where marked “by state”, depending on the state.",
+        name="replay" if _is_replay(results) else "ordinary",
+        title=title,
+        caption=caption.format(most=f"{numbers[-1]:,}"),
         header=(
             *("Domain", "Logs", "Estimator"),
             *(f"Excess error, {num:,}" for num in numbers),
@@ -160,7 +191,8 @@ def _errors(results: Results) -> Table:
         "squared size; 0 is perfect, 1 is predicting zero. Noise floor: the effect NMSE of a "
         "perfect model. Accuracy and regret are measured against expected effects; regret share "
         "is the total regret as a share of what is at stake, the difference between the best and "
-        "the worst action. Bold: the best estimator without branches.",
+        "the worst action. Bold: the best estimator"
+        + ("." if _is_replay(results) else " without branches."),
         notes=(f"{plural} {', '.join(map(str, seeds))}.",),
         records=tuple(results.logs),
         num_labels=3,
@@ -218,7 +250,8 @@ def _choice(rows: list[Row], logged: list[Row]) -> dict[str, float]:
 
 def _figure(results: Results, domain: str) -> Picture:
     settings = [setting for setting in _settings(results) if setting.domain == domain]
-    name, numbers = file_name("ordinary", domain), _numbers(results)
+    replay = _is_replay(results)
+    name, numbers = file_name("replay" if replay else "ordinary", domain), _numbers(results)
     with drawing(name, 2.7) as (figure, svg):
         panels = figure.subplots(1, len(settings), squeeze=False, sharex=True, sharey=True)[0]
         for axes, setting in zip(panels, settings, strict=True):
@@ -234,7 +267,7 @@ def _figure(results: Results, domain: str) -> Picture:
             axes.yaxis.set_minor_formatter(NullFormatter())
             axes.set_title(setting.title.replace(", ", ",\n"), fontsize=7.5)
             axes.grid(color=INK, alpha=0.12, linewidth=0.5)
-            axes.set_xlabel("rollouts")
+            axes.set_xlabel("decisions" if replay else "rollouts")
         panels[0].set_ylabel("excess error")
         figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
     ends = _last_errors(results, settings[-1]).items()
@@ -242,9 +275,12 @@ def _figure(results: Results, domain: str) -> Picture:
     return Picture(
         name=name,
         title=domain_title(domain),
-        caption=f"With {numbers[-1]:,} rollouts ({settings[-1].title}): {parts}.",
-        heading="Error against simulator cost",
-        reading=_READING,
+        caption=f"With {numbers[-1]:,} {'decisions' if replay else 'rollouts'} "
+        f"({settings[-1].title}): {parts}.",
+        heading="Error against the size of a replay set"
+        if replay
+        else "Error against simulator cost",
+        reading=_READING.format(unit=_DECISIONS if replay else _ROLLOUTS),
         svg=svg[0],
         section="logs",
     )
