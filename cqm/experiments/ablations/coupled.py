@@ -162,15 +162,16 @@ def variances(
     # Evenly spread over the draws of a state, which is less noisy than drawing each.
     shares = (rng.random((num, 1)) + np.arange(half) / half) % 1 < later
     process = _discounted_nuisance(many, nuisance, noise, half, rng)
+    # Measured and predicted from the same draws where branches share everything: in a few states
+    # outcomes vary far more than in others, so other draws would have another variance.
     parts: dict[str, list[float]] = {"own": [], "nuisance": [], "shared": [], "covariance": []}
     for a, b in combinations(range(arms), 2):
         one, other, elsewhere = outcomes[:, :half, a], outcomes[:, :half, b], outcomes[:, half:, b]
         coupled_to = np.where(shares[..., None], other, elsewhere[:, :half])
         parts["own"].append(_variance(one - coupled_to))
         parts["nuisance"].append(_variance(process[:, :, a] - process[:, :, b]))
-        both = outcomes[:, :, a], outcomes[:, :, b]
-        parts["shared"].append(_variance(both[0] - both[1]))
-        sum_of_both = _variance(both[0]) + _variance(both[1])
+        parts["shared"].append(_variance(one - other))
+        sum_of_both = _variance(one) + _variance(other)
         parts["covariance"].append((sum_of_both - parts["shared"][-1]) / 2)
     mean = {name: float(np.mean(values)) for name, values in parts.items()}
     measured = {"own": mean["own"], "nuisance": mean["nuisance"]}
