@@ -37,7 +37,7 @@ class Reproduce:
     )
     """Seeds to run."""
     methods: Annotated[tuple[str, ...] | None, default("as in the preset")] = None
-    """Methods to run; append +effect or +whiten to a name to condition the method's input."""
+    """Methods to run; append +effect, +project or +whiten to condition a method's input."""
     worlds: Annotated[tuple[str, ...] | None, default("as in the preset")] = None
     """Worlds for --study worlds: names, or random-SEED; append +64 for a nuisance of that size."""
     states: Annotated[tuple[int, ...] | None, default("as in the preset")] = None

@@ -66,7 +66,7 @@ class EffectModel(Estimator):
             not fit into it are trained for fewer updates or left out. Without a budget, the result
             does not depend on timing: the same seed gives the same model.
         conditioning: Coordinates of the inputs: `learned` (see `cqm.models.frame`) or, for `direct`
-            alone, `none`, `whiten` or `effect` as in the benchmark.
+            alone, `none`, `whiten`, `effect` or `project` as in the benchmark.
         decoder_rank: Rank of the shared decoder of `direct`; by default the rank of the training
             effects. If given, only `direct` is fitted.
         width: Width of the hidden layers.

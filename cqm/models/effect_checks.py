@@ -23,7 +23,7 @@ def check_params(model: EffectModel) -> None:
             f"candidates must be distinct names out of {list(CANDIDATES)}; got "
             f"{shown(model.candidates)}"
         )
-    model._one_of("conditioning", "none", "whiten", "effect", "learned")
+    model._one_of("conditioning", "none", "whiten", "effect", "project", "learned")
     whole_number("width", model.width, least=1)
     whole_number("draws", model.draws, least=1)
     number("memory_gb", model.memory_gb, above=0)

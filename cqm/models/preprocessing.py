@@ -2,7 +2,8 @@
 
 In raw observations, the directions that actions move may be drowned out by those they do not move.
 Paired effects reveal which directions actions move; these come first, each at unit scale. The other
-directions may still modulate the effects, so they are kept, whitened and at a smaller scale.
+directions may still modulate the effects, so they are kept, whitened and at a smaller scale. If
+nothing among them does, they are a nuisance and can be projected out.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import numpy as np
 from cqm.quotient import effect_spectrum
 from cqm.rows import Block, ColumnFn, Rows, Sums, zeros
 
-Conditioning = Literal["none", "whiten", "effect", "learned"]
+Conditioning = Literal["none", "whiten", "effect", "project", "learned"]
 REST_SCALE = 0.1  # scale of the directions that no action moves
 _NEGLIGIBLE = 1e-12  # directions with a smaller share of the energy count as rounding error
 
@@ -42,23 +43,33 @@ def input_coordinates(
     """Coordinates of observations `[n, observations]`.
 
     Args:
-        kind: `none` for raw observations, `whiten`, or `effect` for controllable directions first.
+        kind: `none` for raw observations, `whiten`, `effect` for controllable directions first, or
+            `project` for these alone.
         observations: The observations to condition on, or rows with a column of this name.
         basis: Directions of the observation that actions move, `[observations, coordinates]`. If
             the features are not the next observation, these are unknown; pass None, and `effect`
-            then whitens.
+            then whitens, while `project` is refused.
     """
     if isinstance(observations, np.ndarray):
         observations = Rows.of(observations=observations, block=len(observations))
     size = observations.shape("observations")[0]
     if kind == "none":
         return Coordinates(np.zeros(size), np.eye(size))
-    if kind not in ("whiten", "effect"):
-        raise ValueError(f"conditioning must be 'none', 'whiten' or 'effect'; got {kind!r}")
+    if kind not in ("whiten", "effect", "project"):
+        raise ValueError(
+            f"conditioning must be 'none', 'whiten', 'effect' or 'project'; got {kind!r}"
+        )
+    if kind == "project" and basis is None:
+        raise ValueError(
+            "conditioning='project' needs features that are the observation of the next state, "
+            "because only these show which directions of the observation actions move"
+        )
     shift = observations.mean("observations")
     centered = observations.having(values=lambda block: block["observations"] - shift)
     if kind == "whiten" or basis is None:
         return Coordinates(shift, *whitenings(centered, np.eye(size)))
+    if kind == "project":
+        return Coordinates(shift, *whitenings(centered, basis))
     moved, rest = whitenings(centered, basis, complement(basis))
     return Coordinates(shift, np.concatenate([moved, REST_SCALE * rest], axis=1))
 
@@ -95,9 +106,9 @@ def step_coordinates(
 def output_basis(kind: Conditioning, effects: np.ndarray) -> np.ndarray:
     """An orthonormal basis `[features, coordinates]` of the span of the effects.
 
-    With conditioning other than `effect`, a basis of all features.
+    With conditioning other than `effect` and `project`, a basis of all features.
     """
-    if kind != "effect":
+    if kind not in ("effect", "project"):
         return np.eye(effects.shape[-1])
     spectrum = effect_spectrum(effects.reshape(-1, *effects.shape[-2:]))
     energies = spectrum.energies

@@ -120,8 +120,9 @@ def test_world_models_roll_linear_dynamics_forward(name, linear, linear_test):
     assert relative_error(center(predictor.vectors(linear_test)), center(exact)) < 0.02
 
 
-def test_direct_values_are_those_of_linear_outcomes(linear, linear_test):
-    predictor = fitted("direct", linear, conditioning="effect")
+@pytest.mark.parametrize("conditioning", ["effect", "project"])
+def test_direct_values_are_those_of_linear_outcomes(linear, linear_test, conditioning):
+    predictor = fitted("direct", linear, conditioning=conditioning)
     weights = directions(16, 2, 2)
     exact = np.swapaxes(linear_outcomes(linear_test.observations, 5) @ weights.T, 1, 2)
     assert relative_error(predictor.values(linear_test, weights), exact) < 0.02

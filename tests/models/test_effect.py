@@ -379,8 +379,17 @@ def test_effect_conditioning_puts_controllable_directions_first(branches):
     white = input_coordinates("whiten", branches.observations, basis)
     white = white(branches.observations)
     np.testing.assert_allclose(np.cov(white.T), np.eye(11), atol=1e-2)
+    moved = input_coordinates("project", branches.observations, basis)
+    np.testing.assert_array_equal(moved(branches.observations), coordinates[:, :2])
     raw = input_coordinates("none", branches.observations, basis)
     np.testing.assert_array_equal(raw(branches.observations), branches.observations)
+
+
+def test_an_unknown_basis_cannot_be_projected_on(branches):
+    with pytest.raises(ValueError, match="'project' needs features that are the observation"):
+        input_coordinates("project", branches.observations, None)
+    with pytest.raises(ValueError, match="'effect' or 'project'; got 'pca'"):
+        input_coordinates("pca", branches.observations, None)
 
 
 def test_a_checkpoint_of_other_data_is_refused(branches, tmp_path):

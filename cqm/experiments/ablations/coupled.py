@@ -33,6 +33,7 @@ from cqm.worlds.nuisance import Nuisance, NuisanceWorld
 TARGETS = "targets"
 """Name in the column of methods for properties of the training targets themselves."""
 _FAMILIES = 1_024  # coupled at a time
+_FAMILIES_OF_MANY_DRAWS = 32
 
 
 def rows(cell: Cell) -> Iterator[Row]:
@@ -111,13 +112,33 @@ def _coupled_arrays(
     actions = part.array("continuation")[:, :, 0]  # [n, draws, horizon − 1]
     own["continuation"] = actions[np.arange(num)[:, None], which][:, None]
     start = part.array("nuisance_start")
-    common = nuisance.noise((num, 1, 1, horizon), rng)
-    apart = nuisance.noise((num, 1, arms, horizon), rng)
-    mixed = np.sqrt(noise, dtype=np.float32) * common + np.sqrt(1 - noise, dtype=np.float32) * apart
-    own["nuisance"] = nuisance.path(start[:, None, None], mixed)
+    own["nuisance"] = _paths(start, nuisance, noise, (1, arms, horizon), rng)
     kept = [n for n in part.array_names() if n in ("index", "arms", "observation")]
     kept += [name for name in part.array_names() if name.startswith("state.")]
     return {**{name: part.array(name) for name in kept}, "nuisance_start": start, **own}
+
+
+def _paths(
+    start: np.ndarray,
+    nuisance: Nuisance,
+    correlation: float,
+    shape: tuple[int, int, int],
+    rng: np.random.Generator,
+) -> np.ndarray:
+    """Paths of the nuisance whose noise is correlated between arms, `[n, *shape, dimension]`.
+
+    Args:
+        start: Where they start, `[n, dimension]`.
+        nuisance: The nuisance.
+        correlation: Correlation of the noise between arms.
+        shape: Numbers of draws, arms and steps.
+        rng: Draws the noise.
+    """
+    num, (draws, _, horizon) = len(start), shape
+    common = nuisance.noise((num, draws, 1, horizon), rng)
+    noise = np.sqrt(1 - correlation, dtype=np.float32) * nuisance.noise((num, *shape), rng)
+    noise += np.sqrt(correlation, dtype=np.float32) * common
+    return nuisance.path(start[:, None, None], noise)
 
 
 def variances(
@@ -140,31 +161,42 @@ def variances(
     half = draws // 2  # the second half of the draws provides arms of other draws
     # Evenly spread over the draws of a state, which is less noisy than drawing each.
     shares = (rng.random((num, 1)) + np.arange(half) / half) % 1 < later
-    weights = _noise_weights(many, nuisance)
-    size = nuisance.amplitude * nuisance.scale * float(np.sqrt(np.sum(weights**2)))
-    common, *own = rng.standard_normal((1 + arms, num, half, nuisance.dimension))
-    process = [size * (np.sqrt(noise) * common + np.sqrt(1 - noise) * each) for each in own]
+    process = _discounted_nuisance(many, nuisance, noise, half, rng)
+    # Measured and predicted from the same draws where branches share everything: in a few states
+    # outcomes vary far more than in others, so other draws would have another variance.
     parts: dict[str, list[float]] = {"own": [], "nuisance": [], "shared": [], "covariance": []}
     for a, b in combinations(range(arms), 2):
         one, other, elsewhere = outcomes[:, :half, a], outcomes[:, :half, b], outcomes[:, half:, b]
         coupled_to = np.where(shares[..., None], other, elsewhere[:, :half])
         parts["own"].append(_variance(one - coupled_to))
-        parts["nuisance"].append(_variance(process[a] - process[b]))
-        both = outcomes[:, :, a], outcomes[:, :, b]
-        parts["shared"].append(_variance(both[0] - both[1]))
-        sum_of_both = _variance(both[0]) + _variance(both[1])
+        parts["nuisance"].append(_variance(process[:, :, a] - process[:, :, b]))
+        parts["shared"].append(_variance(one - other))
+        sum_of_both = _variance(one) + _variance(other)
         parts["covariance"].append((sum_of_both - parts["shared"][-1]) / 2)
     mean = {name: float(np.mean(values)) for name, values in parts.items()}
     measured = {"own": mean["own"], "nuisance": mean["nuisance"]}
+    weights = nuisance.amplitude * nuisance.scale * _noise_weights(many, nuisance)
     expected = {
         "own": mean["shared"] + 2 * (1 - later) * mean["covariance"],
-        "nuisance": 2 * (1 - noise) * size**2 * nuisance.dimension,
+        "nuisance": 2 * (1 - noise) * np.sum(weights**2) * nuisance.dimension,
     }
     found = {f"variance_{name}": value for name, value in measured.items()}
     found |= {f"predicted_{name}": value for name, value in expected.items()}
     found["variance"] = sum(measured.values())
     found["predicted"] = sum(expected.values())
     return found
+
+
+def _discounted_nuisance(
+    many: Branches, nuisance: Nuisance, noise: float, draws: int, rng: np.random.Generator
+) -> np.ndarray:
+    """Discounted sums of simulated paths of the nuisance, `[n, draws, arms, dimension]`."""
+    shape = (draws, many.num_arms, many.recipe.horizon)
+    parts = [
+        many.recipe.discounted(_paths(part.array("nuisance_start"), nuisance, noise, shape, rng))
+        for part in many.batches(_FAMILIES_OF_MANY_DRAWS)
+    ]
+    return nuisance.amplitude * np.concatenate(parts)
 
 
 def _noise_weights(branches: Branches, nuisance: Nuisance) -> np.ndarray:

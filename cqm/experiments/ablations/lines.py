@@ -29,6 +29,7 @@ TITLES = {
 """Titles of lines that are not methods of the benchmark."""
 _STYLES = {
     "effect": "-",
+    "project": (0, (6, 1, 1, 1, 1, 1)),
     "learned": ":",
     "whiten": "-.",
     "": "--",

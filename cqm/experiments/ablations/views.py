@@ -122,7 +122,7 @@ def _nuisance(rows: Sequence[Row]) -> str:
     others: list[str] = []
     for domain in _domains(rows):
         without, large = (
-            mean(rows, domain, "cqm+learned", "excess_error", nuisance=size, amplitude=6)
+            mean(rows, domain, "cqm+project", "excess_error", nuisance=size, amplitude=6)
             for size in (0, 512)
         )
         if math.isfinite(without) and math.isfinite(large):
@@ -131,16 +131,16 @@ def _nuisance(rows: Sequence[Row]) -> str:
             (others if rises else flat).append(text)
     text = ""
     if flat:
-        text = "With a nuisance of 512 dimensions, the excess error of CQM-B with learned "
-        text += "conditioning is within 10% or 0.002 of that without a nuisance on "
+        text = "With a nuisance of 512 dimensions, the excess error of CQM-B with projected "
+        text += "input is within 10% or 0.002 of that without a nuisance on "
         text += f"{', '.join(flat)}."
     if others:
         where = ", ".join(others)
         if flat:
             text += f" On {where}, it rises by more."
         else:
-            text = "With a nuisance of 512 dimensions, the excess error of CQM-B with learned "
-            text += f"conditioning is more than 10% and 0.002 higher than without one on {where}."
+            text = "With a nuisance of 512 dimensions, the excess error of CQM-B with projected "
+            text += f"input is more than 10% and 0.002 higher than without one on {where}."
     return text
 
 

@@ -5,7 +5,7 @@ from typing import cast
 from cqm.experiments.methods.base import Method, Predictor, Task
 from cqm.models.preprocessing import Conditioning
 
-_OF_EFFECT_MODELS: tuple[Conditioning, ...] = ("effect", "whiten", "learned")
+_OF_EFFECT_MODELS: tuple[Conditioning, ...] = ("effect", "whiten", "project", "learned")
 _ALL = (
     # Okabe and Ito's colours, which colour-blind readers can tell apart; the two lightest darkened.
     Method(

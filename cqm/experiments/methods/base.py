@@ -40,7 +40,7 @@ class Method:
     """Colour in figures; None for the colour of the text."""
     style: str = ":"
     """Line style in figures, so that methods can be told apart without colours."""
-    conditionings: tuple[Conditioning, ...] = ("effect", "whiten")
+    conditionings: tuple[Conditioning, ...] = ("effect", "whiten", "project")
     """What may be appended to the name after a `+`, to condition the input."""
 
     @property

@@ -31,8 +31,9 @@ class Inputs:
     def of(cls, task: Task) -> Inputs:
         """Inputs with the task's conditioning, from its own observations and effects."""
         branches, basis = task.branches, None
-        if task.conditioning == "effect" and branches.features_are_next_observation:
-            basis = output_basis("effect", branches[:_STATISTICS_FAMILIES].effects())
+        moving = task.conditioning in ("effect", "project")
+        if moving and branches.features_are_next_observation:
+            basis = output_basis(task.conditioning, branches[:_STATISTICS_FAMILIES].effects())
         found = input_coordinates(task.conditioning, branches.observations, basis)
         return cls(found, task.conditioning == "none")
 

@@ -75,6 +75,7 @@ def test_variances_follow_the_proposition(world, many, noise, later):
     found = variances(many, world.nuisance, noise, later, rng())
     assert found["variance_nuisance"] == pytest.approx(found["predicted_nuisance"], rel=0.05)
     assert found["variance_own"] == pytest.approx(found["predicted_own"], rel=0.15)
+    assert (found["variance_own"] == found["predicted_own"]) == (later == 1)
     assert found["variance"] == found["variance_own"] + found["variance_nuisance"]
     assert (found["predicted_nuisance"] == 0) == (noise == 1)
 

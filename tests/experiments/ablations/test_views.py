@@ -15,7 +15,7 @@ def row(method, measure, value, domain="reacher-easy", seed=7, **axes):
 def nuisance(size, own, world=1.0, **keys):
     at = {"nuisance": float(size), "amplitude": 6.0, **keys}
     return [
-        row("cqm+learned", "excess_error", own, **at),
+        row("cqm+project", "excess_error", own, **at),
         row("world", "excess_error", world, **at),
     ]
 
@@ -38,7 +38,7 @@ def test_the_verdict_on_the_nuisance_follows_the_rule():
     steep = [*nuisance(0, 0.100), *nuisance(512, 0.111)]
     said = views.verdict(results(nuisance=steep))
     assert said == (
-        "With a nuisance of 512 dimensions, the excess error of CQM-B with learned conditioning is "
+        "With a nuisance of 512 dimensions, the excess error of CQM-B with projected input is "
         "more than 10% and 0.002 higher than without one on Reacher (0.1000 and 0.1110)."
     )
 
@@ -62,13 +62,13 @@ def test_charts_are_described_by_their_ends():
     chart = ABLATIONS["nuisance"].charts[0]
     assert views.described(ABLATIONS["nuisance"], chart, rows) == (
         "Excess error, first to last nuisance. "
-        "Reacher: CQM-B + learned 0.0100 to 0.0300, World 0.5000 to 1.0000."
+        "Reacher: CQM-B + project 0.0100 to 0.0300, World 0.5000 to 1.0000."
     )
 
 
 def test_means_over_seeds_at_a_place():
     rows = [*nuisance(0, 0.1), *nuisance(0, 0.3, seed=8)]
-    found = views.mean(rows, "reacher-easy", "cqm+learned", "excess_error", nuisance=0)
+    found = views.mean(rows, "reacher-easy", "cqm+project", "excess_error", nuisance=0)
     assert found == pytest.approx(0.2)
     assert math.isnan(views.mean(rows, "reacher-easy", "cqm", "excess_error", nuisance=0))
 
