@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.ticker import NullLocator
+from matplotlib.ticker import LogLocator, NullLocator
 
 from cqm.experiments.ablations.grid import Ablation, Chart
 from cqm.experiments.drawing import INK, Picture, drawing, plain
@@ -39,6 +39,7 @@ _READING = (
     "Bands are 1.96 standard errors over seeds; without bands there is one seed. Excess error: 0 "
     "is perfect, 1 is predicting no effect; values above the axis are cut off."
 )
+_FEW_LABELS = 100  # a smaller range has too few powers of ten to label
 _LABEL = 0.16  # width of a label on an axis, as a share of the axis
 Curve = dict[float | str, Estimate]  # by place on the axis
 
@@ -195,6 +196,10 @@ def _scale(axes: Axes, chart: Chart, places: Sequence[Any], lowest: float, highe
     if chart.y_scale == "log":
         axes.set_yscale("log")
         axes.yaxis.set_minor_formatter("")
+        bottom, top = axes.get_ylim()
+        if top < _FEW_LABELS * bottom:
+            axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axes.yaxis.set_major_formatter(lambda y, _: f"{y:g}")
     elif highest > 0:
         axes.set_ylim(min(0.0, lowest), 1.08 * min(highest, chart.top or math.inf))
     axes.grid(color=INK, alpha=0.12, linewidth=0.5)

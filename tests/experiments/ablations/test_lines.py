@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -47,6 +48,14 @@ def test_titles_of_lines():
     assert line_title(CHART, "world+effect") == "World + effect"
     assert line_title(CHART, "subspace") == "best subspace"
     assert line_title(Chart("asked", "law", lines="continuation"), "zero") == "zero"
+
+
+def test_a_short_logarithmic_axis_has_more_labels_than_powers_of_ten():
+    chart = replace(CHART, y_scale="log", limits=())
+    ablation = replace(ABLATIONS["rank"], charts=(chart,))
+    drawn = picture(ablation, chart, rows(), "What it shows.")
+    for label in ("0.1", "0.2", "0.5"):
+        assert f">{label}</text>" in drawn.svg, label
 
 
 def test_a_picture_has_a_panel_per_domain_and_all_lines():
