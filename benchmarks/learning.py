@@ -38,7 +38,7 @@ class Settings:
     """Names of domains."""
     nuisance: int = 64
     """Dimension of the nuisance."""
-    updates: tuple[int, ...] = (0, 1_500, 3_000, 6_000, 16_000)
+    updates: tuple[int, ...] = (0, 1_500, 3_000, 4_000, 6_000, 16_000)
     """Numbers of updates of today's networks; 0 is ridge regression alone, and the last is the
     default."""
     earlier_updates: tuple[int, ...] = (2_000, 4_000, 8_000)
