@@ -41,8 +41,8 @@ def learning():
                     )
             reached = runs["before"][-1].error
             axes.axhline(reached, color="#8a8f98", linewidth=0.8, linestyle=":")
-            axes.set(xscale="log", yscale="log", title=domain_title(world), xlim=(12, 360))
-            axes.set_xticks([20, 50, 100, 200], ["20", "50", "100", "200"])
+            axes.set(xscale="log", yscale="log", title=domain_title(world), xlim=(7, 360))
+            axes.set_xticks([10, 20, 50, 100, 200], ["10", "20", "50", "100", "200"])
             axes.minorticks_off()
             if axes.get_ylim()[1] < 20 * axes.get_ylim()[0]:  # powers of ten would be too few
                 axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
