@@ -134,7 +134,7 @@ def main(small: bool = False, figure: Path = Path("junction.png")) -> dict:
         loss = np.abs(gains[-1].ravel())[~right].max(initial=0)
         print(f"  {wish}: right in {right.sum()}, largest loss {loss:.2f} car minutes;", end=" ")
         print(f"certain in {sure.sum()}, of which right {right[sure].sum()}")
-        facts[wish] = (right.mean(), (sure & ~right).sum())
+        facts[wish] = (right.mean(), 1 - right[sure].mean())
     total = coarse.outcomes[24] @ cqm.Query.formula(WISHES["all cars alike"], world).weights
     own, paired = np.sqrt(total.var(axis=0).sum()), (total[:, 1] - total[:, 0]).std()
     print(

@@ -125,7 +125,7 @@ def test_logs_alone_give_a_report(run, tmp_path):
     shutil.copy(run / "logs.csv", tmp_path)
     text = report.write(tmp_path)
     page = (tmp_path / "report.html").read_text()
-    assert text.startswith("excess error by number of rollouts\n")
+    assert text.startswith("excess error by number of trajectories\n")
     assert 'id="table-ordinary"' in page
     assert 'id="table-accuracy"' not in page
     assert '<figure id="overview">' in page
